@@ -1,1 +1,6 @@
-//! Placeholder.
+//! Every decision of cozy-gitops: synchronous, without I/O, clock or environment.
+
+pub mod admission;
+pub mod merge;
+pub mod render;
+pub mod tenant;

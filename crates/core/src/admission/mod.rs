@@ -1,0 +1,1 @@
+//! Admission decisions: stamping, pruning, guards.

@@ -1,0 +1,1 @@
+//! Merging of the override layer into a package's values, with provenance.

@@ -1,0 +1,1 @@
+//! PackageSource + Package + PackageValues → the objects that the operator applies.

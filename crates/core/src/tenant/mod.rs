@@ -1,0 +1,1 @@
+//! What a tenant namespace with Kustomizations needs: accounts, roles, controller.
