@@ -6,4 +6,8 @@
 
 pub mod flux;
 pub mod names;
+mod object;
 pub mod packages;
+mod schema;
+
+pub use schema::crds;

@@ -7,26 +7,23 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::object::object;
+use crate::schema;
+
 /// Variant that a Package selects when it names none.
 pub const DEFAULT_VARIANT: &str = "default";
 
+object! {
+    /// An installed package: which variant of the PackageSource of the same name, with what values.
+    Package = Cluster "cozystack.io" / "v1alpha1" "packages", PackageSpec, PackageStatus
+}
+
 /// Which PackageSource variant is installed, and with what values.
-#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[kube(
-    group = "cozystack.io",
-    version = "v1alpha1",
-    kind = "Package",
-    plural = "packages",
-    shortname = "pkg",
-    shortname = "pkgs",
-    status = "PackageStatus",
-    derive = "PartialEq"
-)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PackageSpec {
     /// Name of the PackageSource's variant; `default` when absent or empty.
@@ -49,7 +46,7 @@ pub struct PackageComponent {
     pub enabled: Option<bool>,
     /// Helm values; any JSON value. Absent and `null` both mean none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "any_value")]
+    #[schemars(schema_with = "schema::any_value")]
     pub values: Option<Value>,
 }
 
@@ -59,6 +56,7 @@ pub struct PackageComponent {
 pub struct PackageStatus {
     /// Conditions: `Ready`, and `ValuesMerged` while a PackageValues of this name exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::conditions")]
     pub conditions: Option<Vec<Condition>>,
     /// Readiness of each dependency that is not ignored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -89,7 +87,7 @@ pub struct EffectiveValues {
     pub digest: String,
     /// The values; absent when all values of the Package together exceed 256 KiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "any_value")]
+    #[schemars(schema_with = "schema::any_value")]
     pub values: Option<Value>,
 }
 
@@ -112,17 +110,13 @@ pub struct ComponentOverrides {
     pub shadowing: Vec<String>,
 }
 
+object! {
+    /// A package that can be installed: where its charts come from and which variants it has.
+    PackageSource = Cluster "cozystack.io" / "v1alpha1" "packagesources", PackageSourceSpec, PackageSourceStatus
+}
+
 /// Where a package's charts come from and which variants of it exist.
-#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[kube(
-    group = "cozystack.io",
-    version = "v1alpha1",
-    kind = "PackageSource",
-    plural = "packagesources",
-    shortname = "pks",
-    status = "PackageSourceStatus",
-    derive = "PartialEq"
-)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PackageSourceSpec {
     /// The Flux source of the charts.
@@ -138,6 +132,7 @@ pub struct PackageSourceSpec {
 #[serde(rename_all = "camelCase")]
 pub struct SourceRef {
     /// `GitRepository` or `OCIRepository`.
+    #[schemars(extend("enum" = ["GitRepository", "OCIRepository"]))]
     pub kind: String,
     /// Name of the source.
     pub name: String,
@@ -212,12 +207,14 @@ pub struct Install {
     pub depends_on: Option<Vec<String>>,
     /// `Skip`, `Create` or `CreateReplace`; passed to `spec.upgrade.crds`.
     #[serde(default, rename = "upgradeCRDs", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["Skip", "Create", "CreateReplace"]))]
     pub upgrade_crds: Option<String>,
     /// CEL health checks of the custom resources that the chart renders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health_check_exprs: Option<Vec<HealthCheckExpr>>,
     /// `poller` or `legacy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["poller", "legacy"]))]
     pub wait_strategy: Option<String>,
 }
 
@@ -248,21 +245,17 @@ pub struct PackageSourceStatus {
     pub variants: Option<String>,
     /// Condition `Ready`, copied from the ArtifactGenerator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::conditions")]
     pub conditions: Option<Vec<Condition>>,
 }
 
+object! {
+    /// The admin's override layer of the Package of the same name, which is the only binding there is.
+    PackageValues = Cluster "cozystack.io" / "v1alpha1" "packagevalues", PackageValuesSpec, PackageValuesStatus
+}
+
 /// The admin's override layer of the Package of the same name.
-#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[kube(
-    group = "cozystack.io",
-    version = "v1alpha1",
-    kind = "PackageValues",
-    plural = "packagevalues",
-    singular = "packagevalues",
-    shortname = "pkv",
-    status = "PackageValuesStatus",
-    derive = "PartialEq"
-)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PackageValuesSpec {
     /// `true`: contributes nothing, and says so.
@@ -273,10 +266,12 @@ pub struct PackageValuesSpec {
     pub validation: Option<Validation>,
     /// Overrides by component of the Package's active variant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxProperties" = schema::MAX_COMPONENTS))]
     pub components: Option<BTreeMap<String, ComponentValues>>,
 }
 
-/// What a schema violation does.
+/// What a violation of the chart's `values.schema.json` does. `Warn`, the default, merges and reports it; `Enforce`
+/// keeps the HelmRelease's last good values and reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Validation {
     /// Merge, and report the violation.
@@ -292,28 +287,42 @@ pub enum Validation {
 pub struct ComponentValues {
     /// Values merged over the Package's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "object_value")]
+    #[schemars(schema_with = "schema::object_value")]
     pub values: Option<Value>,
     /// Lists that are merged instead of replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend(
+        "maxItems" = schema::MAX_LISTS,
+        "x-kubernetes-list-type" = "map",
+        "x-kubernetes-list-map-keys" = ["path"]
+    ))]
     pub lists: Option<Vec<ListRule>>,
 }
 
 /// Opt-in to merging one list.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = schema::list_rule_validations()))]
 pub struct ListRule {
-    /// RFC 6901 pointer of the list in the component's values.
+    /// RFC 6901 pointer of the list in the component's values, such as `/images` or `/a~1b/list`. One rule per path.
+    #[schemars(extend("maxLength" = schema::MAX_POINTER_LENGTH, "pattern" = schema::POINTER_PATTERN))]
     pub path: String,
     /// How it is merged.
     #[serde(rename = "type")]
     pub kind: ListMerge,
-    /// For `Map`: the fields that identify an element.
+    /// For `Map`: the fields that identify an element, such as `[name]`. Not allowed for `Append`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend(
+        "minItems" = 1,
+        "maxItems" = schema::MAX_KEYS,
+        "x-kubernetes-list-type" = "set",
+        "items" = { "type": "string", "minLength": 1, "maxLength": schema::MAX_KEY_LENGTH }
+    ))]
     pub keys: Option<Vec<String>>,
 }
 
-/// How a list is merged.
+/// How the list is merged. `Map`: elements with equal keys are merged deep, new ones are appended, and one with
+/// `$patch: delete` removes its match. `Append`: elements are added at the end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ListMerge {
     /// Elements with equal keys are merged deep, new ones appended, `$patch: delete` removes.
@@ -332,6 +341,7 @@ pub struct PackageValuesStatus {
     pub observed_generation: Option<i64>,
     /// Condition `Ready`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::conditions_by_type")]
     pub conditions: Option<Vec<Condition>>,
     /// Per component of the spec.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -352,7 +362,8 @@ pub struct ComponentValuesStatus {
     pub effective_values: Option<EffectiveValues>,
 }
 
-/// Whether a component's overrides are in force.
+/// Whether the component's overrides are in force: `Applied`, or why not: the active variant has no such component,
+/// the Package disables it, or it has no HelmRelease (yet).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum ComponentState {
     /// They are in the HelmRelease.
@@ -364,12 +375,4 @@ pub enum ComponentState {
     Disabled,
     /// The component has no `install`, or its HelmRelease does not exist yet.
     NotInstalled,
-}
-
-fn any_value(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({ "x-kubernetes-preserve-unknown-fields": true })
-}
-
-fn object_value(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
