@@ -1,0 +1,26 @@
+//! YAML text that Go reads back unchanged.
+
+use serde_json::Value;
+
+/// The value could not be printed; values read by this crate always can.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot print the value as YAML: {0}")]
+pub struct PrintError(String);
+
+/// One YAML document, without a `---` line, ending in a newline.
+///
+/// Strings that YAML 1.1 would read as something else (`yes`, `0755`, `1_000`, `~`) are quoted; strings of several
+/// lines become literal blocks where that loses nothing.
+///
+/// # Errors
+/// When the serializer refuses the value.
+pub fn to_yaml(value: &Value) -> Result<String, PrintError> {
+    // Long lines stay whole: a folded block of a certificate or a script is unreadable and diffs badly.
+    let options = serde_saphyr::ser_options! { folded_wrap_chars: usize::MAX, min_fold_chars: usize::MAX };
+    let mut out =
+        serde_saphyr::to_string_with_options(value, options).map_err(|e| PrintError(e.to_string()))?;
+    if !out.ends_with('\n') {
+        out.push('\n');
+    }
+    Ok(out)
+}

@@ -1,0 +1,456 @@
+//! Go's `sigs.k8s.io/yaml` and this crate read the same text alike.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use cozy_yaml::{ErrorKind, Limits, canonical_json, parse_documents, to_yaml};
+use proptest::prelude::*;
+use serde_json::Value;
+
+/// The value of a text with one document; `null` for none, as Go says.
+fn read(text: &str) -> Result<Value, cozy_yaml::Error> {
+    match parse_documents(text, &Limits::default()).into_iter().next() {
+        None => Ok(Value::Null),
+        Some(document) => document.map(|d| d.value),
+    }
+}
+
+/// Asks Go about documents; `None` (and a line that says so) where there is no Go.
+fn ask_go(documents: &[String]) -> Option<Vec<Result<Value, String>>> {
+    static BINARY: OnceLock<Option<tempfile::TempPath>> = OnceLock::new();
+    let binary = BINARY.get_or_init(|| {
+        let path = tempfile::NamedTempFile::new().unwrap().into_temp_path();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/go-yaml");
+        let build =
+            Command::new("go").args(["build", "-o"]).arg(&*path).arg(".").current_dir(source).output();
+        match build {
+            Ok(output) if output.status.success() => Some(path),
+            Ok(output) => panic!("go build failed: {}", String::from_utf8_lossy(&output.stderr)),
+            Err(error) => {
+                eprintln!("skipped: comparing with Go needs the go command ({error})");
+                None
+            }
+        }
+    });
+    let mut child = Command::new(binary.as_ref()?)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the built program");
+    let mut stdin = child.stdin.take().unwrap();
+    let lines: String = documents.iter().map(|d| serde_json::to_string(d).unwrap() + "\n").collect();
+    let writer = std::thread::spawn(move || stdin.write_all(lines.as_bytes()).unwrap());
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    let answers: Vec<_> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| match line.strip_prefix("ERR ") {
+            Some(reason) => Err(reason.to_owned()),
+            None => Ok(serde_json::from_str(line).unwrap()),
+        })
+        .collect();
+    assert_eq!(answers.len(), documents.len());
+    Some(answers)
+}
+
+/// Fails on the first document that Go and this crate read differently.
+fn compare(documents: &[String]) {
+    let Some(answers) = ask_go(documents) else { return };
+    let mut different = Vec::new();
+    for (document, go) in documents.iter().zip(answers) {
+        match (read(document), go) {
+            (Ok(ours), Ok(go)) if canonical_json(&ours) == canonical_json(&go) => {}
+            (Err(_), Err(_)) => {}
+            // We refuse on purpose what Go quietly takes the last of.
+            (Err(error), Ok(_)) if matches!(error.kind, ErrorKind::DuplicateKey { .. }) => {}
+            (ours, go) => different.push(format!("{document:?}: we say {ours:?}, Go says {go:?}")),
+        }
+    }
+    assert!(different.is_empty(), "{}", different.join("\n"));
+}
+
+/// Every scalar below as a value, an element, a key and under each tag.
+#[test]
+fn scalars_in_every_place() {
+    let scalars = [
+        "yes",
+        "Yes",
+        "YES",
+        "yEs",
+        "no",
+        "NO",
+        "on",
+        "On",
+        "oN",
+        "off",
+        "OFF",
+        "y",
+        "Y",
+        "n",
+        "N",
+        "true",
+        "True",
+        "TRUE",
+        "tRue",
+        "false",
+        "~",
+        "null",
+        "Null",
+        "NULL",
+        "nUll",
+        "0",
+        "-0",
+        "+0",
+        "0755",
+        "-0755",
+        "+0755",
+        "0o17",
+        "0O17",
+        "0x1F",
+        "0X1f",
+        "-0x1F",
+        "0b11",
+        "-0b11",
+        "0B11",
+        "0b12",
+        "1_000",
+        "_1",
+        "1_",
+        "0x_1",
+        "1__0",
+        "1e3",
+        "1E3",
+        "1e+3",
+        "1e-3",
+        "1.0",
+        "1.",
+        ".5",
+        "-.5",
+        "+.5",
+        ".5e3",
+        ".",
+        "..",
+        "...x",
+        "-",
+        "+",
+        "--1",
+        "+-1",
+        "010",
+        "08",
+        "09.5",
+        "0_8",
+        "12:30:45",
+        "190:20:30",
+        "2024-01-01",
+        "2024-01-01T00:00:00Z",
+        "2024-1-1",
+        "1e400",
+        "-1e400",
+        "1e-400",
+        "9007199254740993",
+        "9223372036854775807",
+        "9223372036854775808",
+        "-9223372036854775808",
+        "-9223372036854775809",
+        "18446744073709551615",
+        "18446744073709551616",
+        "+18446744073709551615",
+        "12345678901234567890",
+        "123456789012345678901234567890",
+        "1.7976931348623157e308",
+        "5e-324",
+        "0.1",
+        "100.0",
+        "1e21",
+        "1e20",
+        "1e-7",
+        "-0.0",
+        "1.10",
+        ".inf",
+        "-.inf",
+        "+.Inf",
+        ".nan",
+        ".NaN",
+        "inf",
+        "nan",
+        "0x",
+        "0o",
+        "0b",
+        "<<",
+        "=",
+        "!",
+        "a b",
+        "ü",
+        "日本",
+        "1 2",
+        "0x1.8p1",
+        "1f",
+        "Infinity",
+        "NaN",
+        "infinity",
+        "0e0",
+        "e1",
+        "1e",
+    ];
+    let mut documents = Vec::new();
+    for scalar in scalars {
+        documents.push(format!("a: {scalar}"));
+        documents.push(format!("- {scalar}"));
+        documents.push(format!("{scalar}: x"));
+        documents.push(format!("a: \"{scalar}\""));
+        documents.push(format!("'{scalar}': x"));
+        for tag in ["!!str", "!!int", "!!float", "!!bool", "!!null", "!!binary", "!custom", "!"] {
+            documents.push(format!("a: {tag} {scalar}"));
+        }
+        documents.push(format!("a: !!int \"{scalar}\""));
+    }
+    compare(&documents);
+}
+
+#[test]
+fn structures() {
+    let documents = [
+        "",
+        "# only a comment",
+        "---",
+        "--- a",
+        "--- # c\na: 1",
+        "a: 1\n...\n",
+        "%YAML 1.1\n---\na: yes",
+        "- - a\n  - b\n- c",
+        "a:\n- b\n- c",
+        "a: {b: c, d: [e, f]}",
+        "{a: 1, b: }",
+        "[a, , b]",
+        "a: |\n  x\n  y\n",
+        "a: |-\n  x\n\n",
+        "a: |+\n  x\n\n\nb: 1",
+        "a: >\n  x\n  y\n\n  z\n",
+        "a: |2\n    x\n   y\n",
+        "a: \"x\\ny\\u00e9\\x41\\e\"",
+        "a: 'it''s'",
+        "a: \"\\ud83d\\ude00\"",
+        "a: &x 1\nb: *x",
+        "a: &x [1, 2]\nb: *x\nc: [*x, *x]",
+        "a: &a [*a]",
+        "b: *nope",
+        "x: &x {k: v}\ne:\n  <<: *x\n  z: 1",
+        "x: &x {k: v}\ne:\n  k: w\n  <<: *x",
+        "x: &x {k: v}\ne:\n  <<: *x\n  k: w",
+        "x: &x {k: 1}\ny: &y {k: 2, l: 3}\ne:\n  <<: [*x, *y]",
+        "e:\n  <<: {k: v}",
+        "e:\n  <<: [1]",
+        "e:\n  <<: 5",
+        "e: {'<<': 1}",
+        "x: &x {k: {a: 1}}\ne:\n  <<: *x\n  k: {b: 2}",
+        "? a\n: b",
+        "? [a]\n: b",
+        "? {a: b}\n: c",
+        "1: x\n\"1\": y",
+        "true: x\n\"true\": y",
+        "1.5: x",
+        "1e6: x",
+        "1e21: x",
+        "0.0001: x",
+        "0.00001: x",
+        "123456789.5: x",
+        "null: x",
+        "~: x",
+        "a: b: c",
+        "a:\tb",
+        "a: b\n c",
+        "a: \"b\n  c\"",
+        "a: 'b\n\n  c'",
+        "a: b #c",
+        "a: b#c",
+        "a: @b",
+        "a: `b",
+        "a: %b",
+        "a: -b",
+        "a: - b",
+        "a: [",
+        "a: \"",
+        "- a\nb: c",
+        "a: !!set {b}",
+        "a: !!map {b: c}",
+        "a: !!seq [b]",
+        "a: &x\nb: *x",
+        "&k a: 1\nb: *k",
+        "a: 1\r\nb: 2\r\n",
+        "a: \u{7f}",
+        "a: \u{1}",
+        "\u{feff}a: 1",
+        "a: |\n x\n  y\n z\n",
+        "a: >-\n  x\n\n\n  y",
+        "a: !!binary aGVsbG8=",
+        "a: ? b",
+        "a: {? b}",
+        "a: [? b]",
+        "{a, b: c}",
+        "[a: b, c]",
+        "a: *",
+        "a: &",
+        "'a'\n",
+        "\"a\": 1",
+        "a:  \n  b: 1",
+        "-\n  a: 1",
+        "- # c\n  a",
+    ];
+    compare(&documents.map(str::to_owned));
+}
+
+/// JSON escapes that Go's YAML reader refuses: kubectl and Flux hand JSON to a JSON reader, which takes them.
+#[test]
+fn json_is_read_whole() {
+    let text = r#"{"a": "b\/c \ud83d\ude00", "d": [1.0, -0, 1e5]}"#;
+    assert_eq!(canonical_json(&read(text).unwrap()), r#"{"a":"b/c 😀","d":[1,0,100000]}"#);
+}
+
+#[test]
+fn recorded_answers() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/yaml");
+    let Ok(cases) = std::fs::read_to_string(dir.join("cases.txt")) else {
+        eprintln!("skipped: {} is not there", dir.display());
+        return;
+    };
+    let answers = std::fs::read_to_string(dir.join("go-results.txt")).unwrap();
+    assert_eq!(cases.lines().count(), answers.lines().count());
+    for (case, answer) in cases.lines().zip(answers.lines()) {
+        let ours = read(&case.replace("\\n", "\n"));
+        if let Some(reason) = answer.strip_prefix("ERR ") {
+            assert!(ours.is_err(), "{case}: Go refuses ({reason}), we read {ours:?}");
+        } else if case == "a: 1\\na: 2" {
+            assert!(matches!(ours.unwrap_err().kind, ErrorKind::DuplicateKey { .. }));
+        } else {
+            let go: Value = serde_json::from_str(answer).unwrap();
+            assert_eq!(canonical_json(&ours.unwrap()), canonical_json(&go), "{case}");
+        }
+    }
+}
+
+fn text() -> impl Strategy<Value = String> {
+    let awkward = prop::sample::select(vec![
+        "",
+        " ",
+        "~",
+        "null",
+        "yes",
+        "y",
+        "NO",
+        "on",
+        "0755",
+        "0x1F",
+        "1_000",
+        "1e3",
+        ".5",
+        "12:30:45",
+        "2024-01-01",
+        "<<",
+        "=",
+        "- a",
+        "a: b",
+        "a #b",
+        "#a",
+        "'",
+        "\"",
+        "|",
+        ">",
+        "%",
+        "@",
+        "`",
+        "&a",
+        "*a",
+        "!a",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        "?",
+        ":",
+        "-",
+        "---",
+        "...",
+        "--- a",
+        "\t",
+        "a\tb",
+        "\n",
+        "a\n",
+        "a\nb",
+        "a\n\n",
+        "\na",
+        " a\nb",
+        "a \n b",
+        "a\r\nb",
+        "a\u{85}b",
+        "\u{2028}",
+        "\u{feff}",
+        "\u{7f}",
+        "\u{0}",
+        "\u{1b}",
+        "日本",
+        "\u{1F600}",
+        "é",
+        "{{ .Values.x }}",
+        "-----BEGIN\nx\n-----END\n",
+        "  indented\nless\n",
+    ])
+    .prop_map(str::to_owned);
+    prop_oneof![awkward, "[ -~]{0,12}", "\\PC{0,6}", "([a-z:#\\- ]{0,6}\n){0,4}"]
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        any::<f64>().prop_filter_map("finite", |f| serde_json::Number::from_f64(f).map(Value::Number)),
+        text().prop_map(Value::String),
+    ];
+    leaf.prop_recursive(4, 40, 6, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..5).prop_map(Value::Array),
+            prop::collection::btree_map(text(), inner, 0..5)
+                .prop_map(|m| Value::Object(m.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_printed_is_read_back(value in value()) {
+        let text = to_yaml(&value).unwrap();
+        let back = read(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+        prop_assert_eq!(canonical_json(&back), canonical_json(&value), "{}", text);
+    }
+}
+
+/// The same through Go, in one batch.
+#[test]
+fn go_reads_back_what_is_printed() {
+    use proptest::strategy::ValueTree as _;
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let values: Vec<Value> = (0..3000).map(|_| value().new_tree(&mut runner).unwrap().current()).collect();
+    let documents: Vec<String> = values.iter().map(|v| to_yaml(v).unwrap()).collect();
+    let Some(answers) = ask_go(&documents) else { return };
+    for ((value, text), go) in values.iter().zip(&documents).zip(answers) {
+        let go = go.unwrap_or_else(|e| panic!("Go refuses what we print: {e}\n{text}\n{value}"));
+        assert_eq!(canonical_json(&go), canonical_json(value), "Go reads back something else:\n{text}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_text_makes_it_panic(text in "[ -~\n\t]{0,80}") {
+        let _ = parse_documents(&text, &Limits::default());
+    }
+}
