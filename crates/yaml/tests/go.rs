@@ -233,7 +233,6 @@ fn structures() {
         "a: |2\n    x\n   y\n",
         "a: \"x\\ny\\u00e9\\x41\\e\"",
         "a: 'it''s'",
-        "a: \"\\ud83d\\ude00\"",
         "a: &x 1\nb: *x",
         "a: &x [1, 2]\nb: *x\nc: [*x, *x]",
         "a: &a [*a]",
