@@ -2,7 +2,9 @@
 //! change is an error.
 
 mod crds;
+mod dependencies;
 mod files;
+mod links;
 
 use std::process::ExitCode;
 
@@ -13,13 +15,34 @@ use crate::files::Mode;
 const USAGE: &str = "usage: cargo xtask <task>
 
   crds [--check]   the CustomResourceDefinitions of the chart, from the types of crates/api
+  check            all of the above with --check, and: the deciding crates do no I/O, every direct dependency is
+                   explained in docs/dependencies.md, the pages' links resolve
 ";
+
+/// A check by name.
+type Check = (&'static str, fn() -> Result<()>);
+
+/// Every check; all of them run, so that one pass shows everything that is wrong.
+fn check() -> Result<()> {
+    let checks: [Check; 4] = [
+        ("generated CRDs", || crds::generate(Mode::Check)),
+        ("layers", dependencies::core_is_pure),
+        ("dependencies", dependencies::are_explained),
+        ("links", links::resolve),
+    ];
+    let problems: Vec<String> = checks
+        .into_iter()
+        .filter_map(|(name, check)| check().err().map(|error| format!("{name}: {error:#}")))
+        .collect();
+    if problems.is_empty() { Ok(()) } else { bail!(problems.join("\n")) }
+}
 
 fn run(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
         ["crds"] => crds::generate(Mode::Write),
         ["crds", "--check"] => crds::generate(Mode::Check),
+        ["check"] => check(),
         _ => bail!("{USAGE}"),
     }
 }
