@@ -5,6 +5,7 @@ mod crds;
 mod dependencies;
 mod files;
 mod links;
+mod reference;
 
 use std::process::ExitCode;
 
@@ -14,10 +15,16 @@ use crate::files::Mode;
 
 const USAGE: &str = "usage: cargo xtask <task>
 
-  crds [--check]   the CustomResourceDefinitions of the chart, from the types of crates/api
+  crds [--check]   the chart's CustomResourceDefinitions and the tables of docs/api.md, from the types of crates/api
   check            all of the above with --check, and: the deciding crates do no I/O, every direct dependency is
                    explained in docs/dependencies.md, the pages' links resolve
 ";
+
+/// What is made from the types of `crates/api`.
+fn generate(mode: Mode) -> Result<()> {
+    crds::generate(mode)?;
+    reference::generate(mode)
+}
 
 /// A check by name.
 type Check = (&'static str, fn() -> Result<()>);
@@ -25,7 +32,7 @@ type Check = (&'static str, fn() -> Result<()>);
 /// Every check; all of them run, so that one pass shows everything that is wrong.
 fn check() -> Result<()> {
     let checks: [Check; 4] = [
-        ("generated CRDs", || crds::generate(Mode::Check)),
+        ("generated files", || generate(Mode::Check)),
         ("layers", dependencies::core_is_pure),
         ("dependencies", dependencies::are_explained),
         ("links", links::resolve),
@@ -40,8 +47,8 @@ fn check() -> Result<()> {
 fn run(arguments: &[String]) -> Result<()> {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments.as_slice() {
-        ["crds"] => crds::generate(Mode::Write),
-        ["crds", "--check"] => crds::generate(Mode::Check),
+        ["crds"] => generate(Mode::Write),
+        ["crds", "--check"] => generate(Mode::Check),
         ["check"] => check(),
         _ => bail!("{USAGE}"),
     }
