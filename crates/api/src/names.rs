@@ -64,3 +64,49 @@ pub const CONDITION_VALUES_MERGED: &str = "ValuesMerged";
 
 /// Largest size of `Package.status.effectiveValues` in bytes; above it only the digest stays.
 pub const MAX_EFFECTIVE_VALUES_BYTES: usize = 256 * 1024;
+
+/// Reasons of conditions.
+///
+/// Those of Package and PackageSource are the Go operator's, word for word; those of PackageValues are ours.
+pub mod reason {
+    /// Package is ready: all its HelmReleases are written.
+    pub const RECONCILIATION_SUCCEEDED: &str = "ReconciliationSucceeded";
+    /// Package, PackageValues: there is no PackageSource of the name.
+    pub const PACKAGE_SOURCE_NOT_FOUND: &str = "PackageSourceNotFound";
+    /// Package, PackageValues: the PackageSource has no variant that the Package selects.
+    pub const VARIANT_NOT_FOUND: &str = "VariantNotFound";
+    /// Package: a dependency is not ready, and HelmReleases are not created before it is.
+    pub const DEPENDENCIES_NOT_READY: &str = "DependenciesNotReady";
+    /// Package: a component's `dependsOn` leads nowhere.
+    pub const DEPENDS_ON_FAILED: &str = "DependsOnFailed";
+    /// Package: the API server refused a HelmRelease.
+    pub const HELM_RELEASE_FAILED: &str = "HelmReleaseFailed";
+    /// Package: the spec and the PackageSource cannot be turned into HelmReleases.
+    pub const INVALID_CONFIGURATION: &str = "InvalidConfiguration";
+    /// Package: none of the others; the message says what.
+    pub const INTERNAL_ERROR: &str = "InternalError";
+
+    /// PackageSource: it has no `sourceRef`.
+    pub const SOURCE_REF_NOT_SET: &str = "SourceRefNotSet";
+    /// PackageSource: it has no components to build, hence no ArtifactGenerator.
+    pub const ARTIFACT_GENERATOR_NOT_FOUND: &str = "ArtifactGeneratorNotFound";
+    /// PackageSource: source-watcher has not reported on the ArtifactGenerator.
+    pub const ARTIFACT_GENERATOR_NOT_READY: &str = "ArtifactGeneratorNotReady";
+    /// PackageSource: waiting for source-watcher after it was nudged.
+    pub const AWAITING_SOURCE_WATCHER_RECOVERY: &str = "AwaitingSourceWatcherRecovery";
+    /// PackageSource: source-watcher did not recover after the last nudge.
+    pub const SOURCE_WATCHER_STALLED: &str = "SourceWatcherStalled";
+    /// ArtifactGenerator: set by the operator to nudge source-watcher.
+    pub const SOURCE_WATCHER_RECOVERY_FORCED: &str = "SourceWatcherRecoveryForced";
+
+    /// PackageValues: the overrides are in force.
+    pub const MERGED: &str = "Merged";
+    /// PackageValues: there is no Package of the name.
+    pub const PACKAGE_NOT_FOUND: &str = "PackageNotFound";
+    /// PackageValues: a list rule does not fit the values.
+    pub const INVALID_LIST: &str = "InvalidList";
+    /// PackageValues: the chart's schema refuses the merged values.
+    pub const INVALID_VALUES: &str = "InvalidValues";
+    /// PackageValues: `spec.suspend` is set.
+    pub const SUSPENDED: &str = "Suspended";
+}

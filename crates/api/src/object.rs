@@ -78,6 +78,28 @@ macro_rules! object {
             }
         }
 
+        impl kube::core::object::HasSpec for $name {
+            type Spec = $spec;
+
+            fn spec(&self) -> &$spec {
+                &self.spec
+            }
+            fn spec_mut(&mut self) -> &mut $spec {
+                &mut self.spec
+            }
+        }
+
+        impl kube::core::object::HasStatus for $name {
+            type Status = $status;
+
+            fn status(&self) -> Option<&$status> {
+                self.status.as_ref()
+            }
+            fn status_mut(&mut self) -> &mut Option<$status> {
+                &mut self.status
+            }
+        }
+
         impl serde::Serialize for $name {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 use serde::ser::SerializeStruct;
