@@ -10,26 +10,17 @@
 //! - [`to_yaml`] prints values so that Go reads them back unchanged.
 
 mod canonical;
+mod error;
+mod limits;
 mod parse;
+mod position;
 mod print;
 mod scalar;
+mod split;
 
 pub use canonical::{canonical_eq, canonical_json, digest, normalize};
-pub use parse::{Document, Error, ErrorKind, Limits, Position, Positions, parse_bytes, parse_documents};
+pub use error::{Error, ErrorKind};
+pub use limits::Limits;
+pub use parse::{Document, parse_bytes, parse_documents, parse_one};
+pub use position::{Position, Positions, escape_token, parse_pointer, push_token, unescape_token};
 pub use print::{PrintError, to_yaml};
-
-/// One token of an RFC 6901 pointer, escaped.
-///
-/// ```
-/// assert_eq!(cozy_yaml::escape_token("a/b~c"), "a~1b~0c");
-/// ```
-#[must_use]
-pub fn escape_token(token: &str) -> String {
-    token.replace('~', "~0").replace('/', "~1")
-}
-
-/// One escaped token of an RFC 6901 pointer, as it was before [`escape_token`].
-#[must_use]
-pub fn unescape_token(token: &str) -> String {
-    token.replace("~1", "/").replace("~0", "~")
-}

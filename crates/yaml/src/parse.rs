@@ -1,563 +1,520 @@
-//! Text to documents, with positions.
+//! Builds values and positions from the parser's events.
 
-use std::collections::HashMap;
-use std::fmt;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use granit_parser::{Event, Options, Parser, ScalarStyle, Span, Tag};
+use base64::Engine as _;
+use granit_parser::{Event, Parser, ScalarStyle, ScanError, Span, Tag};
 use serde_json::{Map, Value};
 
-use crate::scalar::{self, Scalar, ScalarError};
-use crate::unescape_token;
-
-/// A place in a text; both count from 1, columns in characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Position {
-    /// Line, from 1.
-    pub line: usize,
-    /// Column in characters, from 1.
-    pub column: usize,
-}
-
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.line, self.column)
-    }
-}
+use crate::position::{Children, Entry, Node};
+use crate::scalar::{Scalar, resolve};
+use crate::split::{Chunk, decode, split};
+use crate::{Error, ErrorKind, Limits, Position, Positions};
 
 /// One document of a text.
 #[derive(Clone, Debug)]
 pub struct Document {
-    /// What it says. Numbers are as written; see [`crate::normalize`].
+    /// What it says.
     pub value: Value,
-    /// Where it says it.
+    /// Where it says so.
     pub positions: Positions,
-    /// Number of the document in its text, from 0; documents without content are not counted.
+    /// Which of the text's documents it is, from 0; those of nothing but comments do not count.
     pub index: usize,
     /// Where its content begins.
     pub start: Position,
 }
 
-/// Where the keys and elements of a document stand.
-#[derive(Clone, Debug)]
-pub struct Positions {
-    root: Arc<Node>,
-}
-
-#[derive(Debug)]
-struct Node {
-    position: Position,
-    children: Children,
-}
-
-#[derive(Debug)]
-enum Children {
-    None,
-    Map(Vec<(String, Arc<Node>)>),
-    Seq(Vec<Arc<Node>>),
-}
-
-impl Positions {
-    /// Position of the key or element that the RFC 6901 pointer names, or `None` when the document has none.
-    #[must_use]
-    pub fn get(&self, pointer: &str) -> Option<Position> {
-        let (node, whole) = self.walk(pointer);
-        whole.then_some(node.position)
-    }
-
-    /// Position of the deepest key or element on the pointer's way that exists; the document's start when none does.
-    #[must_use]
-    pub fn nearest(&self, pointer: &str) -> Position {
-        self.walk(pointer).0.position
-    }
-
-    fn walk(&self, pointer: &str) -> (&Node, bool) {
-        let mut node = self.root.as_ref();
-        for token in pointer.split('/').skip(1) {
-            let token = unescape_token(token);
-            let child = match &node.children {
-                Children::None => None,
-                Children::Map(entries) => entries.iter().find(|(key, _)| *key == token).map(|(_, node)| node),
-                Children::Seq(items) => token.parse::<usize>().ok().and_then(|i| items.get(i)),
-            };
-            match child {
-                Some(child) => node = child,
-                None => return (node, false),
-            }
-        }
-        (node, true)
-    }
-}
-
-/// What input may cost at most.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Size of one text in bytes.
-    pub bytes: usize,
-    /// Nesting of maps and lists.
-    pub depth: usize,
-    /// Values in one document, each use of an alias counted anew: what a "billion laughs" document multiplies.
-    pub nodes: usize,
-}
-
-impl Default for Limits {
-    /// 32 MiB, 128 levels, two million values: far above any real manifest, far below what hurts.
-    fn default() -> Self {
-        Self { bytes: 32 * 1024 * 1024, depth: 128, nodes: 2_000_000 }
-    }
-}
-
-/// Why a document could not be read.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[error("line {position}: {kind}")]
-pub struct Error {
-    /// Where, in the whole text.
-    pub position: Position,
-    /// What is wrong.
-    pub kind: ErrorKind,
-}
-
-/// What is wrong with a document.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// Not YAML.
-    #[error("not valid YAML: {0}")]
-    Syntax(String),
-    /// A mapping names a key twice.
-    #[error(
-        "key {key:?} is already set at line {first}; Kubernetes would silently take the last one, so remove one of them"
-    )]
-    DuplicateKey {
-        /// The key.
-        key: String,
-        /// Where it was first set.
-        first: Position,
-    },
-    /// A key that JSON cannot have.
-    #[error("{0} cannot be a key; quote it if it is meant as text")]
-    Key(&'static str),
-    /// A number that JSON cannot have.
-    #[error("{0:?} is not a number that JSON can hold; quote it if it is meant as text")]
-    Number(String),
-    /// A scalar that does not fit its tag.
-    #[error("{text:?} cannot be read as {tag}")]
-    Tag {
-        /// The scalar.
-        text: String,
-        /// Its tag.
-        tag: &'static str,
-    },
-    /// The value of `<<` is neither a mapping nor a list of mappings.
-    #[error("the value of the merge key `<<` must be a mapping or a list of mappings")]
-    Merge,
-    /// An anchor that contains an alias of itself.
-    #[error("the anchor contains an alias of itself")]
-    RecursiveAlias,
-    /// Larger than [`Limits::bytes`].
-    #[error(
-        "{bytes} bytes are more than the {limit} that a file of manifests may have; is it the right file?"
-    )]
-    TooLarge {
-        /// Size of the text.
-        bytes: usize,
-        /// What is allowed.
-        limit: usize,
-    },
-    /// Deeper than [`Limits::depth`].
-    #[error("nested deeper than {limit} levels")]
-    TooDeep {
-        /// What is allowed.
-        limit: usize,
-    },
-    /// More values than [`Limits::nodes`], aliases expanded.
-    #[error("more than {limit} values once its aliases are expanded; refusing what looks like a YAML bomb")]
-    TooMany {
-        /// What is allowed.
-        limit: usize,
-    },
-    /// Not UTF-8.
-    #[error("byte {offset} is not UTF-8; save the file as UTF-8")]
-    Encoding {
-        /// Offset of the first wrong byte, from 0.
-        offset: usize,
-    },
-}
-
-/// [`parse_documents`] of bytes: a byte order mark is skipped, anything but UTF-8 refused.
-#[must_use]
-pub fn parse_bytes(bytes: &[u8], limits: &Limits) -> Vec<Result<Document, Error>> {
-    if bytes.len() > limits.bytes {
-        return vec![Err(too_large(bytes.len(), limits))];
-    }
-    match std::str::from_utf8(bytes) {
-        Ok(text) => parse_documents(text, limits),
-        Err(error) => {
-            let offset = error.valid_up_to();
-            let before = bytes.get(..offset).unwrap_or_default();
-            let line = 1 + before.iter().filter(|b| **b == b'\n').count();
-            let line_start = before.iter().rposition(|b| *b == b'\n').map_or(0, |at| at + 1);
-            let column =
-                1 + String::from_utf8_lossy(before.get(line_start..).unwrap_or_default()).chars().count();
-            vec![Err(Error { position: Position { line, column }, kind: ErrorKind::Encoding { offset } })]
-        }
-    }
-}
-
-/// Reads a stream of YAML documents (JSON is YAML) as kubectl does: split at `---` lines, documents without
-/// content left out.
-///
-/// Every document is read on its own, so a broken one does not hide the others.
+/// Reads every document of a YAML or JSON text as kubectl does: documents of nothing but white space and comments
+/// are left out, JSON documents may follow each other directly. A broken document is an `Err` in its place and
+/// does not hide the others.
 #[must_use]
 pub fn parse_documents(text: &str, limits: &Limits) -> Vec<Result<Document, Error>> {
-    if text.len() > limits.bytes {
-        return vec![Err(too_large(text.len(), limits))];
+    if let Err(error) = limits.check_length(text.len() as u64) {
+        return vec![Err(error)];
     }
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut out = Vec::new();
     let mut index = 0;
-    for (first_line, chunk) in split(text) {
-        let mut reader = Reader::new(chunk, first_line, limits);
-        loop {
-            match reader.next_document() {
-                Ok(Some((value, root))) => {
-                    let start = root.position;
-                    out.push(Ok(Document { value, positions: Positions { root }, index, start }));
-                    index += 1;
-                }
-                Ok(None) => break,
-                Err(error) => {
-                    out.push(Err(error));
-                    index += 1;
-                    break;
-                }
-            }
-        }
+    for chunk in split(text) {
+        parse_chunk(&chunk, limits, &mut index, &mut out);
     }
     out
 }
 
-fn too_large(bytes: usize, limits: &Limits) -> Error {
-    Error {
-        position: Position { line: 1, column: 1 },
-        kind: ErrorKind::TooLarge { bytes, limit: limits.bytes },
+/// [`parse_documents`] of bytes, a UTF-8 byte order mark skipped.
+#[must_use]
+pub fn parse_bytes(bytes: &[u8], limits: &Limits) -> Vec<Result<Document, Error>> {
+    // Before decoding, so that refusing a huge file costs nothing.
+    if let Err(error) = limits.check_length(bytes.len() as u64) {
+        return vec![Err(error)];
+    }
+    match decode(bytes) {
+        Ok(text) => parse_documents(text, limits),
+        Err(error) => vec![Err(error)],
     }
 }
 
-/// Chunks that begin at the text's start or at a `---` line, with the number of lines before each.
+/// Reads a text of exactly one document, such as a chart's `values.yaml`. An empty text is `null`.
 ///
-/// Directives (`%YAML`) belong to the document that follows them, so they do not make a chunk of their own.
-fn split(text: &str) -> Vec<(usize, &str)> {
-    let mut chunks = Vec::new();
-    let (mut start, mut start_line, mut only_directives) = (0, 0, true);
-    let (mut offset, mut line_number) = (0, 0);
-    for line in text.split_inclusive('\n') {
-        let is_marker = line
-            .strip_prefix("---")
-            .is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
-        if is_marker {
-            if !only_directives {
-                chunks.push((start_line, &text[start..offset]));
-                (start, start_line) = (offset, line_number);
-            }
-            only_directives = false;
-        } else if !line.trim().is_empty() && !line.starts_with(['%', '#']) {
-            only_directives = false;
-        }
-        offset += line.len();
-        line_number += 1;
+/// # Errors
+/// The first error of the text, or [`ErrorKind::NotOne`].
+pub fn parse_one(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
+    let mut documents = parse_bytes(bytes, limits).into_iter().collect::<Result<Vec<_>, _>>()?;
+    match (documents.pop(), documents.len()) {
+        (None, _) => Ok(Document {
+            value: Value::Null,
+            positions: Positions::default(),
+            index: 0,
+            start: Position { line: 1, column: 1 },
+        }),
+        (Some(document), 0) => Ok(document),
+        (Some(_), others) => Err(ErrorKind::NotOne(others + 1).anywhere()),
     }
-    chunks.push((start_line, &text[start..]));
-    chunks
 }
 
-struct Reader<'a> {
-    parser: Parser<'a, granit_parser::StrInput<'a>>,
-    /// Lines before the chunk.
-    first_line: usize,
-    limits: &'a Limits,
-    /// By anchor id; `None` while the anchored node is being read.
-    anchors: HashMap<usize, Option<Anchored>>,
-    nodes: usize,
+fn parse_chunk(
+    chunk: &Chunk<'_>,
+    limits: &Limits,
+    index: &mut usize,
+    out: &mut Vec<Result<Document, Error>>,
+) {
+    let options = granit_parser::options! {
+        emit_comments: false,
+        // As libyaml: a block scalar that the end of the text cuts off has no final line break.
+        block_scalar_eof_without_line_feed: true,
+        flow_nesting_limit: limits.depth.saturating_add(1),
+        block_nesting_limit: limits.depth.saturating_add(1),
+        // YAML wants a key and its colon within 1024 characters of one line; JSON knows no such bound.
+        simple_key_max_lookahead: if chunk.json { 1 << 24 } else { 1024 },
+    };
+    let mut composer = Composer::new(chunk, limits);
+    for event in Parser::new_from_str_with_options(chunk.text, options) {
+        let step = match event {
+            Ok((event, span)) => composer.event(event, &span),
+            Err(error) => Err(scan_error(&error, chunk, limits)),
+        };
+        match step {
+            Ok(None) => {}
+            Ok(Some(finished)) => {
+                if let Some((value, node)) = finished {
+                    let start = node.start;
+                    let positions = Positions { root: node };
+                    out.push(Ok(Document { value, positions, index: *index, start }));
+                    *index += 1;
+                }
+            }
+            Err(error) => {
+                out.push(Err(error));
+                *index += 1;
+                return;
+            }
+        }
+    }
 }
 
+fn scan_error(error: &ScanError, chunk: &Chunk<'_>, limits: &Limits) -> Error {
+    let position = place(chunk, error.marker().line(), error.marker().col());
+    match error.kind() {
+        granit_parser::ErrorKind::RecursionLimitExceeded => ErrorKind::TooDeep { limit: limits.depth },
+        _ => ErrorKind::Syntax(error.info()),
+    }
+    .at(position)
+}
+
+fn place(chunk: &Chunk<'_>, line: usize, column: usize) -> Position {
+    Position {
+        line: chunk.lines_before + line.max(1),
+        column: column + 1 + if line <= 1 { chunk.columns_before } else { 0 },
+    }
+}
+
+/// A finished node on its way to its parent.
+struct Built {
+    value: Value,
+    /// The key that this node would be; `None` when it cannot be one.
+    key: Option<String>,
+    node: Arc<Node>,
+    /// Levels of collections in it.
+    depth: usize,
+    /// Whether it came from an alias.
+    alias: bool,
+}
+
+/// An anchored node, and what copying it costs.
 #[derive(Clone)]
 struct Anchored {
     value: Value,
+    key: Option<String>,
     node: Arc<Node>,
-    size: usize,
-    /// Meaning of an anchored scalar, for its use as a key.
-    scalar: Option<Scalar>,
+    depth: usize,
+    nodes: usize,
+    bytes: usize,
 }
 
-impl<'a> Reader<'a> {
-    fn new(chunk: &'a str, first_line: usize, limits: &'a Limits) -> Self {
-        let mut options = Options::default();
-        options.set_emit_comments(false);
-        // Go's reader has neither limit; ours is `limits.depth`.
-        options.flow_nesting_limit = limits.depth;
-        options.block_nesting_limit = limits.depth;
-        options.block_scalar_eof_without_line_feed = true;
+enum Pending {
+    Nothing,
+    Merge(Position),
+    Key(String, Position),
+}
+
+enum Shape {
+    List { items: Vec<Value>, nodes: Vec<Arc<Node>> },
+    Map { map: Map<String, Value>, entries: BTreeMap<Box<str>, Entry>, pending: Pending },
+}
+
+/// A collection whose end was not seen yet.
+struct Frame {
+    shape: Shape,
+    start: Position,
+    anchor: usize,
+    /// Deepest child so far.
+    depth: usize,
+    nodes_before: usize,
+    bytes_before: usize,
+}
+
+struct Composer<'c, 'a> {
+    chunk: &'c Chunk<'a>,
+    limits: &'c Limits,
+    stack: Vec<Frame>,
+    anchors: HashMap<usize, Anchored>,
+    root: Option<Built>,
+    /// Nodes and bytes of text so far, copies by aliases included.
+    nodes: usize,
+    bytes: usize,
+    /// Those added by aliases.
+    alias_nodes: usize,
+    alias_bytes: usize,
+    /// Whether the document holds nothing.
+    empty: bool,
+}
+
+/// `Some` when a document ended: with its content unless it has none.
+type Step = Result<Option<Option<(Value, Arc<Node>)>>, Error>;
+
+impl<'c, 'a> Composer<'c, 'a> {
+    fn new(chunk: &'c Chunk<'a>, limits: &'c Limits) -> Self {
         Self {
-            parser: Parser::new_from_str_with_options(chunk, options),
-            first_line,
+            chunk,
             limits,
+            stack: Vec::new(),
             anchors: HashMap::new(),
+            root: None,
             nodes: 0,
+            bytes: 0,
+            alias_nodes: 0,
+            alias_bytes: 0,
+            empty: false,
         }
     }
 
-    fn next_document(&mut self) -> Result<Option<(Value, Arc<Node>)>, Error> {
-        loop {
-            let Some((event, _)) = self.next()? else { return Ok(None) };
-            match event {
-                Event::StreamEnd => return Ok(None),
-                Event::DocumentStart(..) => {
-                    self.anchors.clear();
-                    self.nodes = 0;
-                    let Some((event, span)) = self.next()? else { return Ok(None) };
-                    let nothing = span.start.index() == span.end.index();
-                    if matches!(&event, Event::Scalar(_, ScalarStyle::Plain, 0, None)) && nothing {
-                        continue;
-                    }
-                    let read = self.node(event, span, 0)?;
-                    return Ok(Some((read.value, read.node)));
-                }
-                _ => {}
+    fn event(&mut self, event: Event<'_>, span: &Span) -> Step {
+        let at = place(self.chunk, span.start.line(), span.start.col());
+        match event {
+            Event::DocumentStart(..) => {
+                *self = Self::new(self.chunk, self.limits);
+                Ok(None)
             }
+            Event::DocumentEnd => {
+                let root = self.root.take().filter(|_| !self.empty);
+                Ok(Some(root.map(|root| (root.value, root.node))))
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                self.nodes += 1;
+                self.bytes += text.len();
+                let is_root = self.stack.is_empty();
+                self.empty = is_root
+                    && tag.is_none()
+                    && style == ScalarStyle::Plain
+                    && span.start.index() == span.end.index();
+                let merge_tag = match &tag {
+                    None => style == ScalarStyle::Plain,
+                    Some(tag) => core_name(tag).as_deref() == Some("merge"),
+                };
+                if text == "<<" && merge_tag && self.wants_key() {
+                    return self.begin_merge(at);
+                }
+                if style == ScalarStyle::DoubleQuoted && !self.chunk.json {
+                    self.check_escapes(span)?;
+                }
+                let (value, key) = self.scalar(&text, style, tag.as_deref(), at)?;
+                let node = Arc::new(Node { start: at, children: Children::None });
+                let built = Built { value, key, node, depth: 0, alias: false };
+                self.keep(anchor, &built, 1, text.len())?;
+                self.attach(built, at)
+            }
+            Event::SequenceStart(_, anchor, _) => {
+                self.open(Shape::List { items: Vec::new(), nodes: Vec::new() }, anchor, at)
+            }
+            Event::MappingStart(_, anchor, _) => self.open(
+                Shape::Map { map: Map::new(), entries: BTreeMap::new(), pending: Pending::Nothing },
+                anchor,
+                at,
+            ),
+            Event::SequenceEnd | Event::MappingEnd => self.close(),
+            Event::Alias(id) => self.alias(id, at),
+            _ => Ok(None),
         }
     }
 
-    fn next(&mut self) -> Result<Option<(Event<'a>, Span)>, Error> {
-        self.parser.next_event().transpose().map_err(|error| {
-            let position = self.position(error.marker().line(), error.marker().col());
-            Error { position, kind: ErrorKind::Syntax(error.info()) }
-        })
-    }
-
-    fn position(&self, line: usize, column: usize) -> Position {
-        Position { line: self.first_line + line.max(1), column: column + 1 }
-    }
-
-    fn start(&self, span: Span) -> Position {
-        self.position(span.start.line(), span.start.col())
-    }
-
-    fn count(&mut self, nodes: usize, position: Position) -> Result<(), Error> {
-        self.nodes = self.nodes.saturating_add(nodes);
-        if self.nodes > self.limits.nodes {
-            return Err(Error { position, kind: ErrorKind::TooMany { limit: self.limits.nodes } });
+    /// Escapes that the parser takes and Go's YAML 1.1 reader refuses: `\\/`, and halves of surrogate pairs.
+    fn check_escapes(&self, span: &Span) -> Result<(), Error> {
+        let Some(source) = span.slice(self.chunk.text).filter(|source| source.contains('\\')) else {
+            return Ok(());
+        };
+        let position = || place(self.chunk, span.start.line(), span.start.col());
+        let mut rest = source;
+        while let Some((_, after)) = rest.split_once('\\') {
+            let mut chars = after.chars();
+            let message = match chars.next() {
+                Some('/') => "`\\/` is an escape of JSON, not of YAML as Kubernetes reads it; write `/`",
+                Some('u') if matches!(after.get(1..3), Some(hi) if is_surrogate(hi)) => {
+                    "half of a surrogate pair is an escape of JSON, not of YAML as Kubernetes reads it; write \
+                     the character itself or `\\U` and eight digits"
+                }
+                _ => {
+                    rest = chars.as_str();
+                    continue;
+                }
+            };
+            return Err(ErrorKind::Syntax(message.to_owned()).at(position()));
         }
         Ok(())
     }
 
-    fn unexpected_end(&self, position: Position) -> Error {
-        Error { position, kind: ErrorKind::Syntax("unexpected end of the document".to_owned()) }
+    fn wants_key(&self) -> bool {
+        matches!(self.stack.last(), Some(Frame { shape: Shape::Map { pending: Pending::Nothing, .. }, .. }))
     }
 
-    fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Anchored, Error> {
-        let position = self.start(span);
-        if depth > self.limits.depth {
-            return Err(Error { position, kind: ErrorKind::TooDeep { limit: self.limits.depth } });
+    fn begin_merge(&mut self, at: Position) -> Step {
+        if let Some(Frame { shape: Shape::Map { pending, .. }, .. }) = self.stack.last_mut() {
+            *pending = Pending::Merge(at);
         }
-        self.count(1, position)?;
-        match event {
-            Event::Scalar(text, style, anchor, tag) => {
-                let scalar =
-                    meaning(&text, style, tag.as_deref()).map_err(|kind| Error { position, kind })?;
-                let value = scalar::to_value(scalar.clone())
-                    .ok_or_else(|| Error { position, kind: ErrorKind::Number(text.clone().into_owned()) })?;
-                let node = Arc::new(Node { position, children: Children::None });
-                let read = Anchored { value, node, size: 1, scalar: Some(scalar) };
-                self.anchor(anchor, &read);
-                Ok(read)
-            }
-            Event::Alias(id) => match self.anchors.get(&id) {
-                Some(Some(anchored)) => {
-                    let anchored = anchored.clone();
-                    self.count(anchored.size, position)?;
-                    Ok(anchored)
-                }
-                _ => Err(Error { position, kind: ErrorKind::RecursiveAlias }),
-            },
-            Event::SequenceStart(_, anchor, _) => {
-                if anchor > 0 {
-                    self.anchors.insert(anchor, None);
-                }
-                let (mut items, mut nodes, mut size) = (Vec::new(), Vec::new(), 1);
-                loop {
-                    let Some((event, span)) = self.next()? else { return Err(self.unexpected_end(position)) };
-                    if matches!(event, Event::SequenceEnd) {
-                        break;
-                    }
-                    let at = self.start(span);
-                    let item = self.node(event, span, depth + 1)?;
-                    size += item.size;
-                    items.push(item.value);
-                    nodes.push(moved(item.node, at));
-                }
-                let node = Arc::new(Node { position, children: Children::Seq(nodes) });
-                let read = Anchored { value: Value::Array(items), node, size, scalar: None };
-                self.anchor(anchor, &read);
-                Ok(read)
-            }
-            Event::MappingStart(_, anchor, _) => {
-                if anchor > 0 {
-                    self.anchors.insert(anchor, None);
-                }
-                let read = self.mapping(position, depth)?;
-                self.anchor(anchor, &read);
-                Ok(read)
-            }
-            _ => Err(self.unexpected_end(position)),
-        }
+        Ok(None)
     }
 
-    fn anchor(&mut self, id: usize, read: &Anchored) {
-        if id > 0 {
-            self.anchors.insert(id, Some(read.clone()));
+    fn open(&mut self, shape: Shape, anchor: usize, start: Position) -> Step {
+        self.empty = false;
+        if self.stack.len() >= self.limits.depth {
+            return Err(ErrorKind::TooDeep { limit: self.limits.depth }.at(start));
         }
+        self.nodes += 1;
+        let (nodes_before, bytes_before) = (self.nodes - 1, self.bytes);
+        self.stack.push(Frame { shape, start, anchor, depth: 0, nodes_before, bytes_before });
+        Ok(None)
     }
 
-    fn mapping(&mut self, position: Position, depth: usize) -> Result<Anchored, Error> {
-        let mut map = Map::new();
-        let mut entries = Entries::default();
-        let mut size = 1;
-        loop {
-            let Some((event, span)) = self.next()? else { return Err(self.unexpected_end(position)) };
-            if matches!(event, Event::MappingEnd) {
-                break;
-            }
-            let at = self.start(span);
-            let is_merge = match &event {
-                Event::Scalar(text, style, _, tag) => {
-                    text == "<<"
-                        && match tag.as_deref().and_then(core_tag) {
-                            Some(tag) => tag == "merge",
-                            None => tag.is_none() && *style == ScalarStyle::Plain,
-                        }
-                }
-                _ => false,
-            };
-            let key = if is_merge { None } else { Some(self.key(event, span, depth)?) };
-            let Some((event, span)) = self.next()? else { return Err(self.unexpected_end(at)) };
-            let value_at = self.start(span);
-            let read = self.node(event, span, depth + 1)?;
-            size += read.size;
-            match key {
-                None => merge(&read, &mut map, &mut entries)
-                    .ok_or(Error { position: value_at, kind: ErrorKind::Merge })?,
-                Some(key) => {
-                    if let Some(first) = entries.explicit.insert(key.clone(), at) {
-                        return Err(Error { position: at, kind: ErrorKind::DuplicateKey { key, first } });
-                    }
-                    entries.set(key.clone(), moved(read.node, at));
-                    map.insert(key, read.value);
-                }
-            }
-        }
-        let node = Arc::new(Node { position, children: Children::Map(entries.nodes) });
-        Ok(Anchored { value: Value::Object(map), node, size, scalar: None })
-    }
-
-    fn key(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<String, Error> {
-        let position = self.start(span);
-        if let Event::Scalar(text, style, 0, tag) = &event {
-            let scalar = meaning(text, *style, tag.as_deref()).map_err(|kind| Error { position, kind })?;
-            // Infinities are keys, although they are not values.
-            if let Some(key) = scalar::to_key(scalar) {
-                return Ok(key);
-            }
-        }
-        let read = self.node(event, span, depth + 1)?;
-        let kind = match (&read.scalar, &read.value) {
-            (Some(scalar), _) => match scalar::to_key(scalar.clone()) {
-                Some(key) => return Ok(key),
-                None if *scalar == Scalar::Null => "null",
-                None => "a number this large",
-            },
-            (None, Value::Array(_)) => "a list",
-            (None, _) => "a mapping",
+    fn close(&mut self) -> Step {
+        let Some(frame) = self.stack.pop() else { return Ok(None) };
+        let (value, children) = match frame.shape {
+            Shape::List { items, nodes } => (Value::Array(items), Children::List(Arc::new(nodes))),
+            Shape::Map { map, entries, .. } => (Value::Object(map), Children::Map(Arc::new(entries))),
         };
-        Err(Error { position, kind: ErrorKind::Key(kind) })
+        let node = Arc::new(Node { start: frame.start, children });
+        let built = Built { value, key: None, node, depth: frame.depth + 1, alias: false };
+        self.keep(frame.anchor, &built, self.nodes - frame.nodes_before, self.bytes - frame.bytes_before)?;
+        self.attach(built, frame.start)
     }
-}
 
-/// Positions of a mapping's keys.
-#[derive(Default)]
-struct Entries {
-    nodes: Vec<(String, Arc<Node>)>,
-    index: HashMap<String, usize>,
-    /// Keys that the mapping sets itself, as opposed to through `<<`.
-    explicit: HashMap<String, Position>,
-}
-
-impl Entries {
-    fn set(&mut self, key: String, node: Arc<Node>) {
-        match self.index.get(&key).and_then(|i| self.nodes.get_mut(*i)) {
-            Some(entry) => entry.1 = node,
-            None => {
-                self.index.insert(key.clone(), self.nodes.len());
-                self.nodes.push((key, node));
-            }
-        }
-    }
-}
-
-/// The same node at another place: a mapping's value is found at its key, an alias's where it is used.
-fn moved(node: Arc<Node>, position: Position) -> Arc<Node> {
-    if node.position == position {
-        return node;
-    }
-    let children = match &node.children {
-        Children::None => Children::None,
-        Children::Map(entries) => Children::Map(entries.clone()),
-        Children::Seq(items) => Children::Seq(items.clone()),
-    };
-    Arc::new(Node { position, children })
-}
-
-/// Like Go: what `<<` brings replaces what stands before it, what stands after replaces it; of a list the first
-/// mapping wins.
-fn merge(read: &Anchored, map: &mut Map<String, Value>, entries: &mut Entries) -> Option<()> {
-    match (&read.value, &read.node.children) {
-        (Value::Object(from), Children::Map(nodes)) => {
-            for (key, node) in nodes {
-                if let Some(value) = from.get(key) {
-                    map.insert(key.clone(), value.clone());
-                    entries.set(key.clone(), Arc::clone(node));
-                }
-            }
-            Some(())
-        }
-        (Value::Array(items), Children::Seq(nodes)) => {
-            for (item, node) in items.iter().zip(nodes).rev() {
-                if !item.is_object() {
-                    return None;
-                }
-                let one = Anchored { value: item.clone(), node: Arc::clone(node), size: 0, scalar: None };
-                merge(&one, map, entries)?;
-            }
-            Some(())
-        }
-        _ => None,
-    }
-}
-
-fn core_tag(tag: &Tag) -> Option<&str> {
-    if tag.handle() == "tag:yaml.org,2002:" { Some(tag.suffix()) } else { None }
-}
-
-fn meaning(text: &str, style: ScalarStyle, tag: Option<&Tag>) -> Result<Scalar, ErrorKind> {
-    match tag {
-        None if style == ScalarStyle::Plain => Ok(scalar::resolve_plain(text)),
-        None => Ok(Scalar::Str(text.to_owned())),
-        Some(tag) => scalar::resolve_tagged(text, core_tag(tag)).map_err(|error| {
-            let tag = match error {
-                ScalarError::Tag { tag } => tag,
-                ScalarError::Base64 => "!!binary",
+    fn keep(&mut self, anchor: usize, built: &Built, nodes: usize, bytes: usize) -> Result<(), Error> {
+        if anchor != 0 {
+            // Keeping is a copy as well: a large node below many anchored ones must not be copied at each level.
+            self.charge(nodes, bytes, built.node.start)?;
+            let anchored = Anchored {
+                value: built.value.clone(),
+                key: built.key.clone(),
+                node: Arc::clone(&built.node),
+                depth: built.depth,
+                nodes,
+                bytes,
             };
-            ErrorKind::Tag { text: text.to_owned(), tag }
-        }),
+            self.anchors.insert(anchor, anchored);
+        }
+        Ok(())
     }
+
+    fn charge(&mut self, nodes: usize, bytes: usize, position: Position) -> Result<(), Error> {
+        self.alias_nodes += nodes;
+        self.alias_bytes += bytes;
+        if self.alias_nodes > self.limits.alias_nodes || self.alias_bytes > self.limits.alias_bytes {
+            return Err(ErrorKind::Expansion.at(position));
+        }
+        Ok(())
+    }
+
+    fn alias(&mut self, id: usize, at: Position) -> Step {
+        self.empty = false;
+        // The parser knows every anchor that was begun; only finished ones are here.
+        let cost = self.anchors.get(&id).map(|anchored| (anchored.nodes, anchored.bytes));
+        let Some((nodes, bytes)) = cost else { return Err(ErrorKind::RecursiveAlias.at(at)) };
+        self.charge(nodes, bytes, at)?;
+        let Some(anchored) = self.anchors.get(&id) else { return Ok(None) };
+        if self.stack.len() + anchored.depth > self.limits.depth {
+            return Err(ErrorKind::TooDeep { limit: self.limits.depth }.at(at));
+        }
+        self.nodes += anchored.nodes;
+        self.bytes += anchored.bytes;
+        // The element stands where the alias is; what is below it stands in the anchored node.
+        let node = Arc::new(Node { start: at, children: anchored.node.children.share() });
+        let built = Built {
+            value: anchored.value.clone(),
+            key: anchored.key.clone(),
+            node,
+            depth: anchored.depth,
+            alias: true,
+        };
+        self.attach(built, at)
+    }
+
+    fn attach(&mut self, built: Built, at: Position) -> Step {
+        let Some(frame) = self.stack.last_mut() else {
+            self.root = Some(built);
+            return Ok(None);
+        };
+        match &mut frame.shape {
+            Shape::List { items, nodes } => {
+                frame.depth = frame.depth.max(built.depth);
+                items.push(built.value);
+                nodes.push(built.node);
+            }
+            Shape::Map { map, entries, pending } => match std::mem::replace(pending, Pending::Nothing) {
+                Pending::Nothing => {
+                    let what = match &built.value {
+                        Value::Object(_) => "a mapping",
+                        Value::Array(_) => "a list",
+                        Value::Null => "null",
+                        _ => "a number beyond 64 bits",
+                    };
+                    let key = built.key.ok_or_else(|| ErrorKind::Key(what).at(at))?;
+                    if let Some(entry) = entries.get(key.as_str()).filter(|entry| entry.own) {
+                        return Err(ErrorKind::DuplicateKey { key, first: entry.key }.at(at));
+                    }
+                    *pending = Pending::Key(key, at);
+                }
+                Pending::Key(key, position) => {
+                    frame.depth = frame.depth.max(built.depth);
+                    let entry = Entry { key: position, node: built.node, own: true };
+                    entries.insert(key.as_str().into(), entry);
+                    map.insert(key, built.value);
+                }
+                Pending::Merge(position) => {
+                    frame.depth = frame.depth.max(built.depth);
+                    merge(map, entries, built, position)?;
+                }
+            },
+        }
+        Ok(None)
+    }
+
+    fn scalar(
+        &self,
+        text: &str,
+        style: ScalarStyle,
+        tag: Option<&Tag>,
+        at: Position,
+    ) -> Result<(Value, Option<String>), Error> {
+        let plain = style == ScalarStyle::Plain;
+        let text_value = || Ok((Value::String(text.to_owned()), Some(text.to_owned())));
+        let Some(tag) = tag else {
+            if !plain {
+                return text_value();
+            }
+            let scalar = resolve(text);
+            if self.chunk.json && scalar == Scalar::Text {
+                // The text is known to be JSON, so this is a number, and one that is out of range.
+                return Err(ErrorKind::Number(text.to_owned()).at(at));
+            }
+            return self.finish(scalar, text, at);
+        };
+        let bad = || ErrorKind::Tag { text: text.to_owned(), tag: tag.original() }.at(at);
+        let Some(name) = core_name(tag) else { return text_value() };
+        match (name.as_ref(), resolve(text)) {
+            ("str", _) => text_value(),
+            ("binary", _) => {
+                let bytes = base64::engine::general_purpose::STANDARD
+                    .decode(text.replace(['\n', '\r'], ""))
+                    .map_err(|_| bad())?;
+                let text = lossy(&bytes);
+                Ok((Value::String(text.clone()), Some(text)))
+            }
+            ("timestamp", Scalar::Text) => text_value(),
+            ("null", scalar @ Scalar::Null)
+            | ("bool", scalar @ Scalar::Bool(_))
+            | ("int", scalar @ (Scalar::Int(_) | Scalar::Uint(_)))
+            | ("float", scalar @ Scalar::Float(_)) => self.finish(scalar, text, at),
+            #[expect(clippy::cast_precision_loss, reason = "what `!!float` asks for")]
+            ("float", Scalar::Int(integer)) => self.finish(Scalar::Float(integer as f64), text, at),
+            ("null" | "bool" | "int" | "float" | "timestamp", _) => Err(bad()),
+            // Go takes the text of a scalar whose tag it does not know, and of one with the non-specific tag `!`.
+            _ => text_value(),
+        }
+    }
+
+    fn finish(&self, scalar: Scalar, text: &str, at: Position) -> Result<(Value, Option<String>), Error> {
+        let key = scalar.clone().into_key(text);
+        match scalar.into_value(text) {
+            Some(value) => Ok((value, key)),
+            // Infinities and NaN are keys in Go, although they are not values.
+            None if self.wants_key() => Ok((Value::Null, key)),
+            None => Err(ErrorKind::Number(text.to_owned()).at(at)),
+        }
+    }
+}
+
+/// Whether the first two of four hexadecimal digits begin a surrogate, U+D800 to U+DFFF.
+fn is_surrogate(digits: &str) -> bool {
+    u8::from_str_radix(digits, 16).is_ok_and(|high| (0xd8..=0xdf).contains(&high))
+}
+
+/// Text of bytes; each byte that is not UTF-8 becomes U+FFFD, as in Go's JSON encoder.
+fn lossy(bytes: &[u8]) -> String {
+    let mut out = String::new();
+    for chunk in bytes.utf8_chunks() {
+        out.push_str(chunk.valid());
+        out.extend(std::iter::repeat_n('\u{fffd}', chunk.invalid().len()));
+    }
+    out
+}
+
+/// The name of a tag of YAML's own, such as `int`.
+fn core_name(tag: &Tag) -> Option<std::borrow::Cow<'_, str>> {
+    tag.suffix_in_namespace("tag:yaml.org,2002:")
+}
+
+/// go.yaml.in/yaml/v2 writes the merged keys where `<<` stands: they replace earlier keys of the mapping, later
+/// ones replace them; of several merged mappings the first wins.
+fn merge(
+    map: &mut Map<String, Value>,
+    entries: &mut BTreeMap<Box<str>, Entry>,
+    built: Built,
+    position: Position,
+) -> Result<(), Error> {
+    let mut put = |value: Map<String, Value>, node: &Node| {
+        for (key, value) in value {
+            let child = match &node.children {
+                Children::Map(children) => children.get(key.as_str()).cloned(),
+                _ => None,
+            };
+            let own = entries.get(key.as_str()).is_some_and(|entry| entry.own);
+            let entry = child.unwrap_or(Entry { key: position, node: Arc::default(), own });
+            entries.insert(key.as_str().into(), Entry { own, ..entry });
+            map.insert(key, value);
+        }
+    };
+    match (built.value, &built.node.children) {
+        (Value::Object(value), _) => put(value, &built.node),
+        (Value::Array(items), Children::List(nodes)) if !built.alias => {
+            if !items.iter().all(Value::is_object) {
+                return Err(ErrorKind::Merge.at(position));
+            }
+            for (item, node) in items.into_iter().zip(nodes.iter()).rev() {
+                if let Value::Object(value) = item {
+                    put(value, node);
+                }
+            }
+        }
+        _ => return Err(ErrorKind::Merge.at(position)),
+    }
+    Ok(())
 }
