@@ -1,1 +1,0 @@
-//! Merging of the override layer into a package's values, with provenance.
