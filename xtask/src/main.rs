@@ -5,6 +5,7 @@ mod crds;
 mod dependencies;
 mod files;
 mod links;
+mod packages;
 mod reference;
 
 use std::process::ExitCode;
@@ -17,7 +18,8 @@ const USAGE: &str = "usage: cargo xtask <task>
 
   crds [--check]   the chart's CustomResourceDefinitions and the tables of docs/api.md, from the types of crates/api
   check            all of the above with --check, and: the deciding crates do no I/O, every direct dependency is
-                   explained in docs/dependencies.md, the pages' links resolve
+                   explained in docs/dependencies.md, charts and PackageSources follow Cozystack's conventions, the pages'
+                   links resolve
 ";
 
 /// What is made from the types of `crates/api`.
@@ -31,10 +33,11 @@ type Check = (&'static str, fn() -> Result<()>);
 
 /// Every check; all of them run, so that one pass shows everything that is wrong.
 fn check() -> Result<()> {
-    let checks: [Check; 4] = [
+    let checks: [Check; 5] = [
         ("generated files", || generate(Mode::Check)),
         ("layers", dependencies::core_is_pure),
         ("dependencies", dependencies::are_explained),
+        ("packages", packages::follow_the_conventions),
         ("links", links::resolve),
     ];
     let problems: Vec<String> = checks
