@@ -60,8 +60,7 @@ impl Chart {
             let default = defaults.and_then(Value::as_object).and_then(|map| map.get(key));
             let below = self.step(schema, key);
             let length = pointer.len();
-            pointer.push('/');
-            pointer.push_str(&cozy_yaml::escape_token(key));
+            cozy_yaml::push_token(pointer, key);
             match (&below, default) {
                 (Known::Free, _) => {}
                 (Known::No, None) => out.push(pointer.clone()),

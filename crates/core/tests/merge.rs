@@ -33,9 +33,10 @@ fn with_rules(
     chart: Option<Value>,
 ) -> Result<Value, Reason> {
     let layer = ComponentValues { values: Some(over), lists: Some(rules) };
-    merge_component(base.as_ref(), &layer, chart.as_ref())
-        .map(|m| m.values.unwrap())
-        .map_err(|e: MergeError| e.reason)
+    merge_component(base.as_ref(), &layer, chart.as_ref()).map(|m| m.values.unwrap()).map_err(|e| match e {
+        MergeError::Rule { reason, .. } => reason,
+        MergeError::Values { .. } => panic!("{e}"),
+    })
 }
 
 #[test]
@@ -55,7 +56,7 @@ fn maps_merge_and_everything_else_replaces() {
         told,
         [
             ("/a/b", Some(json!(1)), How::Set),
-            ("/list", Some(json!([1, 2, 3])), How::ListReplaced { dropped: 3 }),
+            ("/list", Some(json!([1, 2, 3])), How::ListReplaced { below: Some(Place::Package), dropped: 3 }),
             ("/n", Some(json!({"deep": true})), How::Set),
             ("/new/x", None, How::Set),
             ("/s", Some(json!("x")), How::Set),
@@ -133,7 +134,10 @@ fn map_lists_merge_append_and_delete() {
         m.values.unwrap(),
         json!({"images": [{"name": "a", "v": {"x": 9, "y": 2}}, {"name": "c"}, {"name": "new", "v": 1}]})
     );
-    assert_eq!(m.overrides[0].how, How::ListMerged { added: 1, changed: 1, removed: 1, unmatched: 1 });
+    assert_eq!(
+        m.overrides[0].how,
+        How::ListMerged { below: Place::Package, added: 1, changed: 1, removed: 1, unmatched: 1 }
+    );
 }
 
 #[test]
@@ -149,7 +153,7 @@ fn the_base_of_a_list_rule_is_the_package_then_the_chart() {
         json!({"l": [{"k": 1, "x": true}]})
     );
     assert_eq!(with_rules(None, over.clone(), rules(), Some(json!({}))).unwrap(), over);
-    assert_eq!(with_rules(None, over.clone(), rules(), None), Err(Reason::NeedsChart));
+    assert_eq!(with_rules(None, over.clone(), rules(), None), Err(Reason::NeedsChartDefaults));
     assert_eq!(
         with_rules(None, over, rules(), Some(json!({"l": "x"}))),
         Err(Reason::NotAList { place: Place::Chart, found: "a string" })
@@ -184,7 +188,14 @@ fn wrong_rules_are_refused_with_their_reason() {
             Reason::UnexpectedKeys,
         ),
         (json!({"l": []}), vec![append_rule("/other")], Reason::NotSet),
-        (json!({"l": [[1]]}), vec![append_rule("/l/0")], Reason::NotSet),
+        (json!({"l": [[1]]}), vec![append_rule("/l/0")], Reason::ThroughList { list: "/l".into() }),
+        (
+            json!({"m": {"l": [{"x": []}]}}),
+            vec![append_rule("/m/l/0/x")],
+            Reason::ThroughList { list: "/m/l".into() },
+        ),
+        (json!({"l": 1}), vec![append_rule("/l/0")], Reason::NotSet),
+        (json!({"l": []}), vec![map_rule("/l", &["k", "j", "k"])], Reason::RepeatedKey { key: "k".into() }),
         (
             json!({"l": {"a": 1}}),
             vec![append_rule("/l")],
@@ -246,7 +257,7 @@ fn wrong_rules_are_refused_with_their_reason() {
     let error = merge_component(None, &layer, Some(&json!({}))).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "lists[1] (\"/x\"): `values` sets nothing there; a rule needs the list that it merges, and cannot reach into lists"
+        "lists[1] (\"/x\"): `values` of this component sets nothing there; a rule speaks of a list that the override sets"
     );
 }
 
@@ -259,16 +270,16 @@ fn a_replaced_list_tells_what_it_drops() {
     let images = json!({"images": [{"n": 1}, {"n": 2}, {"n": 3.0}]});
     assert_eq!(
         dropped(Some(images.clone()), None, json!({"images": [{"n": 3}]})),
-        How::ListReplaced { dropped: 2 }
+        How::ListReplaced { below: Some(Place::Package), dropped: 2 }
     );
     assert_eq!(
         dropped(None, Some(images.clone()), json!({"images": [{"n": 9}]})),
-        How::ListReplaced { dropped: 3 }
+        How::ListReplaced { below: Some(Place::Chart), dropped: 3 }
     );
-    assert_eq!(dropped(None, None, json!({"images": []})), How::ListReplaced { dropped: 0 });
+    assert_eq!(dropped(None, None, json!({"images": []})), How::ListReplaced { below: None, dropped: 0 });
     assert_eq!(
         dropped(Some(json!({"images": []})), Some(images), json!({"images": [1]})),
-        How::ListReplaced { dropped: 0 }
+        How::ListReplaced { below: Some(Place::Package), dropped: 0 }
     );
 }
 

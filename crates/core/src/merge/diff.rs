@@ -39,8 +39,7 @@ fn walk(from: Option<&Value>, to: Option<&Value>, pointer: &mut String, out: &mu
     let keys = before.keys().chain(after.keys().filter(|key| !before.contains_key(*key)));
     for key in keys {
         let length = pointer.len();
-        pointer.push('/');
-        pointer.push_str(&cozy_yaml::escape_token(key));
+        cozy_yaml::push_token(pointer, key);
         walk(before.get(key), after.get(key), pointer, out);
         pointer.truncate(length);
     }

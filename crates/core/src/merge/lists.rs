@@ -24,7 +24,10 @@ pub(super) fn merge(
     let mut out = base.to_vec();
     if rule.kind == ListMerge::Append {
         out.extend_from_slice(list);
-        return Ok((out, How::ListMerged { added: list.len(), changed: 0, removed: 0, unmatched: 0 }));
+        return Ok((
+            out,
+            How::ListMerged { below: place, added: list.len(), changed: 0, removed: 0, unmatched: 0 },
+        ));
     }
     let keys = rule.keys.as_deref().unwrap_or_default();
     let index = identify(base, place, keys)?;
@@ -64,7 +67,7 @@ pub(super) fn merge(
         position += 1;
         keep
     });
-    Ok((out, How::ListMerged { added, changed, removed, unmatched }))
+    Ok((out, How::ListMerged { below: place, added, changed, removed, unmatched }))
 }
 
 /// Position of every element by the canonical JSON of its keys.

@@ -14,7 +14,7 @@
 mod diff;
 mod lists;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use cozy_api::packages::{ComponentValues, ListRule};
 use serde_json::{Map, Value};
@@ -46,14 +46,17 @@ pub struct Override {
 pub enum How {
     /// A scalar, `null` or an empty map was set, or something of another type was replaced.
     Set,
-    /// A list was set as a whole. `dropped` entries that the list below had (the base's, else the chart's default)
-    /// are not in it any more.
+    /// A list was set as a whole.
     ListReplaced {
-        /// Entries of the list below that are lost.
+        /// Whose list it replaces; `None` when there is none below, or the chart's defaults are not known.
+        below: Option<Place>,
+        /// Entries of the list below that the new one does not have.
         dropped: usize,
     },
     /// A list was merged by a rule.
     ListMerged {
+        /// Whose list it was merged into; the chart's is copied into the values by that.
+        below: Place,
         /// Entries appended.
         added: usize,
         /// Entries merged with one of the base.
@@ -65,16 +68,60 @@ pub enum How {
     },
 }
 
-/// Why a layer cannot be merged. Everything here is about one rule of `lists`.
+impl Override {
+    /// Whether the Package sets this as well, so that the layer shadows it.
+    #[must_use]
+    pub fn shadows(&self) -> bool {
+        self.from.is_some()
+    }
+}
+
+/// Why a layer cannot be merged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("lists[{rule}] ({path:?}): {reason}")]
-pub struct MergeError {
-    /// Index of the rule in `lists`.
-    pub rule: usize,
-    /// Its path.
-    pub path: String,
-    /// What is wrong.
-    pub reason: Reason,
+pub enum MergeError {
+    /// `values` is neither a map nor absent.
+    #[error("`values` is {found}, not a map")]
+    Values {
+        /// What it is instead.
+        found: &'static str,
+    },
+    /// A rule of `lists` is wrong, or does not fit the lists that it names.
+    #[error("lists[{rule}] ({path:?}): {reason}")]
+    Rule {
+        /// Index of the rule in `lists`.
+        rule: usize,
+        /// Its path.
+        path: String,
+        /// What is wrong.
+        reason: Reason,
+    },
+}
+
+impl MergeError {
+    /// Whether the same merge may succeed once the chart's own defaults are given.
+    #[must_use]
+    pub fn needs_chart_defaults(&self) -> bool {
+        matches!(self, Self::Rule { reason: Reason::NeedsChartDefaults, .. })
+    }
+
+    /// RFC 6901 pointer, within the component's part of the PackageValues, of what is to be corrected:
+    /// `/lists/0/path`, `/values/images/2`.
+    #[must_use]
+    pub fn pointer(&self) -> String {
+        match self {
+            Self::Values { .. } => "/values".to_owned(),
+            Self::Rule { rule, path, reason } => match reason {
+                Reason::NotAList { place: Place::Layer, .. } => format!("/values{path}"),
+                Reason::NotAMap { place: Place::Layer, index, .. }
+                | Reason::MissingKey { place: Place::Layer, index, .. }
+                | Reason::DuplicateKey { place: Place::Layer, second: index, .. }
+                | Reason::Patch { index } => format!("/values{path}/{index}"),
+                Reason::NoKeys => format!("/lists/{rule}"),
+                Reason::UnexpectedKeys | Reason::RepeatedKey { .. } => format!("/lists/{rule}/keys"),
+                _ => format!("/lists/{rule}/path"),
+            },
+        }
+    }
 }
 
 /// What is wrong with a list rule or the lists that it names.
@@ -93,9 +140,23 @@ pub enum Reason {
     /// `Append` with keys.
     #[error("type Append takes no `keys`")]
     UnexpectedKeys,
+    /// `Map` with the same key twice.
+    #[error("`keys` names {key:?} twice")]
+    RepeatedKey {
+        /// The key.
+        key: String,
+    },
     /// The layer's values have nothing at the path.
-    #[error("`values` sets nothing there; a rule needs the list that it merges, and cannot reach into lists")]
+    #[error("`values` of this component sets nothing there; a rule speaks of a list that the override sets")]
     NotSet,
+    /// The path leads through a list.
+    #[error(
+        "the path leads into the list {list:?}; elements of lists have no address, so lists inside them replace"
+    )]
+    ThroughList {
+        /// Pointer of that list.
+        list: String,
+    },
     /// Something that is not a list.
     #[error("{place} is {found}, not a list")]
     NotAList {
@@ -140,9 +201,11 @@ pub enum Reason {
         /// Index of the element in the layer's list.
         index: usize,
     },
-    /// The base has no list there and the chart's defaults are not known.
-    #[error("the Package sets no list there and the chart's own values are not available")]
-    NeedsChart,
+    /// The Package has no list there and the chart's defaults are not known.
+    #[error(
+        "the Package sets no list there, so the chart's default list is the base, and the chart's values are not at hand"
+    )]
+    NeedsChartDefaults,
 }
 
 /// Whose list it is.
@@ -168,48 +231,55 @@ impl std::fmt::Display for Place {
 
 /// Merges one component's layer over the Package's values.
 ///
-/// `base` is the Package's `values` (`None` when it has none); `chart` the chart's own defaults, where they are
-/// known: base of list rules whose list the Package does not set, and what a replaced list is compared with.
+/// `base` is the Package's `values` (`None` when it has none; `null` says as little); `chart` the chart's own
+/// defaults, where they are known: base of list rules whose list the Package does not set, and what a replaced
+/// list is compared with. The cost is linear in the sizes of the three.
 ///
 /// # Errors
-/// When a list rule is wrong, or does not fit the lists that it names. Nothing else can fail.
+/// When the layer's values are not a map, a list rule is wrong, or does not fit the lists that it names.
+/// [`MergeError::needs_chart_defaults`] tells whether the call is worth repeating with the chart's defaults.
 pub fn merge_component(
     base: Option<&Value>,
     layer: &ComponentValues,
     chart: Option<&Value>,
 ) -> Result<Merged, MergeError> {
     let rules = layer.lists.as_deref().unwrap_or_default();
-    let nothing = Value::Null;
-    let over = layer.values.as_ref().unwrap_or(&nothing);
-    let by_path = index_rules(rules, over)?;
-    let Value::Object(over) = over else {
-        return Ok(Merged { values: base.cloned(), overrides: Vec::new() });
+    let nothing = Map::new();
+    let over = match &layer.values {
+        Some(Value::Object(over)) => over,
+        None | Some(Value::Null) => &nothing,
+        Some(other) => return Err(MergeError::Values { found: kind_of(other) }),
     };
+    let by_path = index_rules(rules, over)?;
     if over.is_empty() {
         return Ok(Merged { values: base.cloned(), overrides: Vec::new() });
     }
     let mut merge = Merge { rules, by_path, chart, pointer: String::new(), overrides: Vec::new() };
-    let mut values = base.cloned().unwrap_or_else(|| Value::Object(Map::new()));
-    if let Value::Object(values) = &mut values {
-        merge.map(values, over)?;
-    } else {
-        merge.record(Some(values.clone()), How::Set);
-        let mut fresh = Map::new();
-        merge.map(&mut fresh, over)?;
-        values = Value::Object(fresh);
-    }
+    let mut values = match base {
+        Some(Value::Object(map)) => map.clone(),
+        None | Some(Value::Null) => Map::new(),
+        Some(other) => {
+            // Helm takes nothing but a map; a Package that says otherwise is replaced as a whole.
+            merge.record(Some(other.clone()), How::Set);
+            Map::new()
+        }
+    };
+    merge.map(&mut values, over)?;
     let mut overrides = merge.overrides;
     overrides.sort_by(|a, b| a.pointer.cmp(&b.pointer));
-    Ok(Merged { values: Some(values), overrides })
+    Ok(Merged { values: Some(Value::Object(values)), overrides })
 }
 
 /// Checks each rule by itself and against the layer's values.
-fn index_rules<'r>(rules: &'r [ListRule], over: &Value) -> Result<BTreeMap<&'r str, usize>, MergeError> {
+fn index_rules<'r>(
+    rules: &'r [ListRule],
+    over: &Map<String, Value>,
+) -> Result<BTreeMap<&'r str, usize>, MergeError> {
     use cozy_api::packages::ListMerge;
 
     let mut by_path = BTreeMap::new();
     for (index, rule) in rules.iter().enumerate() {
-        let fail = |reason| Err(MergeError { rule: index, path: rule.path.clone(), reason });
+        let fail = |reason| Err(MergeError::Rule { rule: index, path: rule.path.clone(), reason });
         if !is_pointer(&rule.path) {
             return fail(Reason::Pointer);
         }
@@ -218,13 +288,23 @@ fn index_rules<'r>(rules: &'r [ListRule], over: &Value) -> Result<BTreeMap<&'r s
         }
         match (rule.kind, rule.keys.as_deref().unwrap_or_default()) {
             (ListMerge::Map, []) => return fail(Reason::NoKeys),
+            (ListMerge::Map, keys) => {
+                if let Some((_, key)) =
+                    keys.iter().enumerate().find(|(i, key)| keys.iter().take(*i).any(|k| k == *key))
+                {
+                    return fail(Reason::RepeatedKey { key: key.clone() });
+                }
+            }
             (ListMerge::Append, [_, ..]) => return fail(Reason::UnexpectedKeys),
-            _ => {}
+            (ListMerge::Append, []) => {}
         }
         match lookup(over, &rule.path) {
-            None => return fail(Reason::NotSet),
-            Some(Value::Array(_)) => {}
-            Some(other) => return fail(Reason::NotAList { place: Place::Layer, found: kind_of(other) }),
+            Found::Nothing => return fail(Reason::NotSet),
+            Found::Below(list) => return fail(Reason::ThroughList { list: list.to_owned() }),
+            Found::Value(Value::Array(_)) => {}
+            Found::Value(other) => {
+                return fail(Reason::NotAList { place: Place::Layer, found: kind_of(other) });
+            }
         }
     }
     Ok(by_path)
@@ -235,12 +315,32 @@ fn is_pointer(path: &str) -> bool {
     path.starts_with('/') && path.split('~').skip(1).all(|rest| rest.starts_with(['0', '1']))
 }
 
+/// What stands at a pointer.
+enum Found<'v, 'p> {
+    Nothing,
+    Value(&'v Value),
+    /// The pointer goes on below a list, whose own pointer this is.
+    Below(&'p str),
+}
+
 /// The value at a pointer that goes through maps only: `Value::pointer` would also step into lists.
-fn lookup<'v>(value: &'v Value, pointer: &str) -> Option<&'v Value> {
-    pointer
-        .split('/')
-        .skip(1)
-        .try_fold(value, |value, token| value.as_object()?.get(&cozy_yaml::unescape_token(token)))
+fn lookup<'v, 'p>(map: &'v Map<String, Value>, pointer: &'p str) -> Found<'v, 'p> {
+    let mut map = map;
+    let mut end = 0;
+    let mut tokens = pointer.split('/').skip(1).peekable();
+    while let Some(token) = tokens.next() {
+        end += 1 + token.len();
+        let Some(value) = map.get(&cozy_yaml::unescape_token(token)) else { return Found::Nothing };
+        if tokens.peek().is_none() {
+            return Found::Value(value);
+        }
+        match value {
+            Value::Object(below) => map = below,
+            Value::Array(_) => return Found::Below(pointer.get(..end).unwrap_or(pointer)),
+            _ => return Found::Nothing,
+        }
+    }
+    Found::Nothing
 }
 
 /// The value's type in words.
@@ -272,8 +372,7 @@ impl Merge<'_> {
     fn map(&mut self, target: &mut Map<String, Value>, over: &Map<String, Value>) -> Result<(), MergeError> {
         for (key, value) in over {
             let length = self.pointer.len();
-            self.pointer.push('/');
-            self.pointer.push_str(&cozy_yaml::escape_token(key));
+            cozy_yaml::push_token(&mut self.pointer, key);
             self.entry(target, key, value)?;
             self.pointer.truncate(length);
         }
@@ -298,7 +397,7 @@ impl Merge<'_> {
                 let below = target.get(key);
                 let (merged, how) = match self.by_path.get(self.pointer.as_str()) {
                     Some(&rule) => self.merge_list(rule, below, list)?,
-                    None => (list.clone(), How::ListReplaced { dropped: self.dropped(below, list) }),
+                    None => (list.clone(), self.replaced(below, list)),
                 };
                 let from = target.insert(key.to_owned(), Value::Array(merged));
                 self.record(from, how);
@@ -317,8 +416,10 @@ impl Merge<'_> {
         below: Option<&Value>,
         list: &[Value],
     ) -> Result<(Vec<Value>, How), MergeError> {
-        let Some(rule) = self.rules.get(index) else { return Ok((list.to_vec(), How::Set)) };
-        let fail = |reason| MergeError { rule: index, path: rule.path.clone(), reason };
+        let Some(rule) = self.rules.get(index) else {
+            return Ok((list.to_vec(), self.replaced(below, list)));
+        };
+        let fail = |reason| MergeError::Rule { rule: index, path: rule.path.clone(), reason };
         let (base, place) = match below {
             Some(Value::Array(base)) => (base.as_slice(), Place::Package),
             // The Package removes the chart's default on purpose.
@@ -326,28 +427,40 @@ impl Merge<'_> {
             Some(other) => {
                 return Err(fail(Reason::NotAList { place: Place::Package, found: kind_of(other) }));
             }
-            None => match self.chart.map(|chart| lookup(chart, &self.pointer)) {
-                None => return Err(fail(Reason::NeedsChart)),
-                Some(Some(Value::Array(base))) => (base.as_slice(), Place::Chart),
-                Some(None | Some(Value::Null)) => (&[] as &[Value], Place::Chart),
-                Some(Some(other)) => {
-                    return Err(fail(Reason::NotAList { place: Place::Chart, found: kind_of(other) }));
-                }
+            None => match self.chart {
+                None => return Err(fail(Reason::NeedsChartDefaults)),
+                Some(chart) => match self.default(chart) {
+                    Some(Value::Array(base)) => (base.as_slice(), Place::Chart),
+                    None | Some(Value::Null) => (&[] as &[Value], Place::Chart),
+                    Some(other) => {
+                        return Err(fail(Reason::NotAList { place: Place::Chart, found: kind_of(other) }));
+                    }
+                },
             },
         };
         lists::merge(rule, base, place, list).map_err(fail)
     }
 
-    /// Entries of the list below that the new list does not have.
-    fn dropped(&self, below: Option<&Value>, list: &[Value]) -> usize {
-        let base = match below {
-            Some(below) => below.as_array(),
-            None => self.chart.and_then(|chart| lookup(chart, &self.pointer)).and_then(Value::as_array),
+    /// The chart's default where the walk stands.
+    fn default<'c>(&self, chart: &'c Value) -> Option<&'c Value> {
+        match lookup(chart.as_object()?, &self.pointer) {
+            Found::Value(value) => Some(value),
+            Found::Nothing | Found::Below(_) => None,
+        }
+    }
+
+    /// What is lost with the list below.
+    fn replaced(&self, below: Option<&Value>, list: &[Value]) -> How {
+        let (base, place) = match below {
+            Some(below) => (below.as_array(), Place::Package),
+            None => {
+                (self.chart.and_then(|chart| self.default(chart)).and_then(Value::as_array), Place::Chart)
+            }
         };
-        let Some(base) = base else { return 0 };
-        let mut kept: Vec<String> = list.iter().map(cozy_yaml::canonical_json).collect();
-        kept.sort_unstable();
-        base.iter().filter(|entry| kept.binary_search(&cozy_yaml::canonical_json(entry)).is_err()).count()
+        let Some(base) = base else { return How::ListReplaced { below: None, dropped: 0 } };
+        let kept: HashSet<String> = list.iter().map(cozy_yaml::canonical_json).collect();
+        let dropped = base.iter().filter(|entry| !kept.contains(&cozy_yaml::canonical_json(entry))).count();
+        How::ListReplaced { below: Some(place), dropped }
     }
 }
 
