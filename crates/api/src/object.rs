@@ -4,6 +4,10 @@
 //! Cozystack's CRDs let through: a single `kind: Package` with nothing but a name would stop the watch of all
 //! of them. And its schemas make every optional field nullable, which those CRDs do not.
 
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
 /// Defines a kind: its struct, [`kube::Resource`] and the two-way serialization with `apiVersion` and `kind`.
 macro_rules! object {
     (@scope Cluster) => { kube::core::ClusterResourceScope };
@@ -42,7 +46,7 @@ macro_rules! object {
             #[serde(default)]
             pub metadata: k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
             /// What is wanted; empty when the object has none.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "crate::object::null_is_default")]
             pub spec: $spec,
             /// What was seen.
             #[serde(default)]
@@ -119,3 +123,25 @@ macro_rules! object {
 }
 
 pub(crate) use object;
+
+/// Reads `null` as nothing: the API server drops a `null` that is the value of a field or of a map's entry (and
+/// refuses one that is an element of a list), so what is read from files has to do the same.
+pub(crate) fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: serde::Deserialize<'de> + Default,
+{
+    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Reads a map without the entries that are `null`; see [`null_is_default`].
+pub(crate) fn null_entries_are_absent<'de, D, V>(
+    deserializer: D,
+) -> Result<Option<BTreeMap<String, V>>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    V: serde::Deserialize<'de>,
+{
+    let map = Option::<BTreeMap<String, Option<V>>>::deserialize(deserializer)?;
+    Ok(map.map(|map| map.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()))
+}

@@ -33,7 +33,11 @@ pub struct PackageSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_dependencies: Option<Vec<String>>,
     /// Overrides by component name.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::object::null_entries_are_absent"
+    )]
     pub components: Option<BTreeMap<String, PackageComponent>>,
 }
 
@@ -265,7 +269,11 @@ pub struct PackageValuesSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<Validation>,
     /// Overrides by component of the Package's active variant.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::object::null_entries_are_absent"
+    )]
     #[schemars(extend("maxProperties" = schema::MAX_COMPONENTS))]
     pub components: Option<BTreeMap<String, ComponentValues>>,
 }

@@ -73,3 +73,21 @@ fn values_of_a_package_are_any_json_and_exact() {
         same::<Package>(&object);
     }
 }
+
+#[test]
+fn null_is_absent_as_the_api_server_stores_it() {
+    for (spec, stored) in [
+        (Value::Null, json!({})),
+        (json!({ "components": null }), json!({})),
+        (json!({ "components": { "c": null } }), json!({ "components": {} })),
+        (json!({ "components": { "c": { "values": null } } }), json!({ "components": { "c": {} } })),
+    ] {
+        let object = json!({ "metadata": { "name": "a" }, "spec": spec });
+        let package: Package = serde_json::from_value(object.clone()).unwrap();
+        assert_eq!(serde_json::to_value(package.spec).unwrap(), stored);
+        let values: PackageValues = serde_json::from_value(object).unwrap();
+        assert_eq!(serde_json::to_value(values.spec).unwrap(), stored);
+    }
+    let source: PackageSource = serde_json::from_value(json!({ "metadata": {}, "spec": null })).unwrap();
+    assert_eq!(source.spec.variants, None);
+}
