@@ -2,6 +2,7 @@
 //! change is an error.
 
 mod crds;
+mod deny;
 mod dependencies;
 mod files;
 mod links;
@@ -20,6 +21,8 @@ const USAGE: &str = "usage: cargo xtask <task>
   check            all of the above with --check, and: the deciding crates do no I/O, every direct dependency is
                    explained in docs/dependencies.md, charts and PackageSources follow Cozystack's conventions, the pages'
                    links resolve
+  deny [--build]   licences, sources and bans of the dependency tree, by cargo-deny where it is installed; with
+                   --build it is built into the cache first (minutes, once)
 ";
 
 /// What is made from the types of `crates/api`.
@@ -53,6 +56,8 @@ fn run(arguments: &[String]) -> Result<()> {
         ["crds"] => generate(Mode::Write),
         ["crds", "--check"] => generate(Mode::Check),
         ["check"] => check(),
+        ["deny"] => deny::run(deny::Missing::Skip),
+        ["deny", "--build"] => deny::run(deny::Missing::Build),
         _ => bail!("{USAGE}"),
     }
 }
