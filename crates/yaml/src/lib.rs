@@ -11,6 +11,7 @@
 
 mod canonical;
 mod error;
+mod json;
 mod limits;
 mod parse;
 mod position;

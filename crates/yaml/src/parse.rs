@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::position::{Children, Entry, Node};
 use crate::scalar::{Scalar, resolve};
-use crate::split::{Chunk, decode, split};
+use crate::split::{Chunk, decode, split_stream, whole};
 use crate::{Error, ErrorKind, Limits, Position, Positions};
 
 /// One document of a text.
@@ -25,9 +25,11 @@ pub struct Document {
     pub start: Position,
 }
 
-/// Reads every document of a YAML or JSON text as kubectl does: documents of nothing but white space and comments
-/// are left out, JSON documents may follow each other directly. A broken document is an `Err` in its place and
-/// does not hide the others.
+/// Reads every document of a file of manifests as kubectl and Flux do: cut at lines that begin with `---`,
+/// documents of nothing but white space and comments left out, JSON documents one directly after the other.
+///
+/// A broken document is an `Err` in its place and does not hide the others. What kubectl and Flux refuse (text
+/// after `---`, directives) or silently skip (text after `...`) is an error as well.
 #[must_use]
 pub fn parse_documents(text: &str, limits: &Limits) -> Vec<Result<Document, Error>> {
     if let Err(error) = limits.check_length(text.len() as u64) {
@@ -36,13 +38,19 @@ pub fn parse_documents(text: &str, limits: &Limits) -> Vec<Result<Document, Erro
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut out = Vec::new();
     let mut index = 0;
-    for chunk in split(text) {
-        parse_chunk(&chunk, limits, &mut index, &mut out);
+    for chunk in split_stream(text) {
+        match chunk {
+            Ok(chunk) => parse_chunk(&chunk, limits, &mut index, &mut out),
+            Err(error) => {
+                out.push(Err(error));
+                index += 1;
+            }
+        }
     }
     out
 }
 
-/// [`parse_documents`] of bytes, a UTF-8 byte order mark skipped.
+/// [`parse_documents`] of bytes: a byte order mark is skipped, anything but UTF-8 refused.
 #[must_use]
 pub fn parse_bytes(bytes: &[u8], limits: &Limits) -> Vec<Result<Document, Error>> {
     // Before decoding, so that refusing a huge file costs nothing.
@@ -55,12 +63,19 @@ pub fn parse_bytes(bytes: &[u8], limits: &Limits) -> Vec<Result<Document, Error>
     }
 }
 
-/// Reads a text of exactly one document, such as a chart's `values.yaml`. An empty text is `null`.
+/// Reads a text of exactly one document as Helm does, such as a chart's `values.yaml`. A text without one is
+/// `null`. What may stand round the document (`--- {a: b}`, directives) is YAML's, not kubectl's.
 ///
 /// # Errors
-/// The first error of the text, or [`ErrorKind::NotOne`].
+/// The first error of the text, or [`ErrorKind::NotOne`]: Helm would silently take the first document.
 pub fn parse_one(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
-    let mut documents = parse_bytes(bytes, limits).into_iter().collect::<Result<Vec<_>, _>>()?;
+    limits.check_length(bytes.len() as u64)?;
+    let mut out = Vec::new();
+    let mut index = 0;
+    for chunk in whole(decode(bytes)?) {
+        parse_chunk(&chunk, limits, &mut index, &mut out);
+    }
+    let mut documents = out.into_iter().collect::<Result<Vec<_>, _>>()?;
     match (documents.pop(), documents.len()) {
         (None, _) => Ok(Document {
             value: Value::Null,
@@ -79,14 +94,19 @@ fn parse_chunk(
     index: &mut usize,
     out: &mut Vec<Result<Document, Error>>,
 ) {
+    if chunk.json {
+        if let Some(document) = crate::json::read(chunk, limits).transpose() {
+            out.push(document.map(|(value, node)| document_of(value, node, *index)));
+            *index += 1;
+        }
+        return;
+    }
     let options = granit_parser::options! {
         emit_comments: false,
         // As libyaml: a block scalar that the end of the text cuts off has no final line break.
         block_scalar_eof_without_line_feed: true,
         flow_nesting_limit: limits.depth.saturating_add(1),
         block_nesting_limit: limits.depth.saturating_add(1),
-        // YAML wants a key and its colon within 1024 characters of one line; JSON knows no such bound.
-        simple_key_max_lookahead: if chunk.json { 1 << 24 } else { 1024 },
     };
     let mut composer = Composer::new(chunk, limits);
     for event in Parser::new_from_str_with_options(chunk.text, options) {
@@ -98,9 +118,7 @@ fn parse_chunk(
             Ok(None) => {}
             Ok(Some(finished)) => {
                 if let Some((value, node)) = finished {
-                    let start = node.start;
-                    let positions = Positions { root: node };
-                    out.push(Ok(Document { value, positions, index: *index, start }));
+                    out.push(Ok(document_of(value, node, *index)));
                     *index += 1;
                 }
             }
@@ -111,6 +129,10 @@ fn parse_chunk(
             }
         }
     }
+}
+
+fn document_of(value: Value, root: Arc<Node>, index: usize) -> Document {
+    Document { value, start: root.start, positions: Positions { root }, index }
 }
 
 fn scan_error(error: &ScanError, chunk: &Chunk<'_>, limits: &Limits) -> Error {
@@ -130,15 +152,15 @@ fn place(chunk: &Chunk<'_>, line: usize, column: usize) -> Position {
 }
 
 /// A finished node on its way to its parent.
-struct Built {
-    value: Value,
+pub(crate) struct Built {
+    pub(crate) value: Value,
     /// The key that this node would be; `None` when it cannot be one.
-    key: Option<String>,
-    node: Arc<Node>,
+    pub(crate) key: Option<String>,
+    pub(crate) node: Arc<Node>,
     /// Levels of collections in it.
-    depth: usize,
+    pub(crate) depth: usize,
     /// Whether it came from an alias.
-    alias: bool,
+    pub(crate) alias: bool,
 }
 
 /// An anchored node, and what copying it costs.
@@ -174,7 +196,7 @@ struct Frame {
     bytes_before: usize,
 }
 
-struct Composer<'c, 'a> {
+pub(crate) struct Composer<'c, 'a> {
     chunk: &'c Chunk<'a>,
     limits: &'c Limits,
     stack: Vec<Frame>,
@@ -191,10 +213,10 @@ struct Composer<'c, 'a> {
 }
 
 /// `Some` when a document ended: with its content unless it has none.
-type Step = Result<Option<Option<(Value, Arc<Node>)>>, Error>;
+pub(crate) type Step = Result<Option<Option<(Value, Arc<Node>)>>, Error>;
 
 impl<'c, 'a> Composer<'c, 'a> {
-    fn new(chunk: &'c Chunk<'a>, limits: &'c Limits) -> Self {
+    pub(crate) fn new(chunk: &'c Chunk<'a>, limits: &'c Limits) -> Self {
         Self {
             chunk,
             limits,
@@ -216,10 +238,7 @@ impl<'c, 'a> Composer<'c, 'a> {
                 *self = Self::new(self.chunk, self.limits);
                 Ok(None)
             }
-            Event::DocumentEnd => {
-                let root = self.root.take().filter(|_| !self.empty);
-                Ok(Some(root.map(|root| (root.value, root.node))))
-            }
+            Event::DocumentEnd => Ok(Some(self.finished())),
             Event::Scalar(text, style, anchor, tag) => {
                 self.nodes += 1;
                 self.bytes += text.len();
@@ -235,7 +254,7 @@ impl<'c, 'a> Composer<'c, 'a> {
                 if text == "<<" && merge_tag && self.wants_key() {
                     return self.begin_merge(at);
                 }
-                if style == ScalarStyle::DoubleQuoted && !self.chunk.json {
+                if style == ScalarStyle::DoubleQuoted {
                     self.check_escapes(span)?;
                 }
                 let (value, key) = self.scalar(&text, style, tag.as_deref(), at)?;
@@ -244,14 +263,8 @@ impl<'c, 'a> Composer<'c, 'a> {
                 self.keep(anchor, &built, 1, text.len())?;
                 self.attach(built, at)
             }
-            Event::SequenceStart(_, anchor, _) => {
-                self.open(Shape::List { items: Vec::new(), nodes: Vec::new() }, anchor, at)
-            }
-            Event::MappingStart(_, anchor, _) => self.open(
-                Shape::Map { map: Map::new(), entries: BTreeMap::new(), pending: Pending::Nothing },
-                anchor,
-                at,
-            ),
+            Event::SequenceStart(_, anchor, _) => self.open_list(anchor, at),
+            Event::MappingStart(_, anchor, _) => self.open_map(anchor, at),
             Event::SequenceEnd | Event::MappingEnd => self.close(),
             Event::Alias(id) => self.alias(id, at),
             _ => Ok(None),
@@ -294,6 +307,27 @@ impl<'c, 'a> Composer<'c, 'a> {
         Ok(None)
     }
 
+    pub(crate) fn open_list(&mut self, anchor: usize, at: Position) -> Step {
+        self.open(Shape::List { items: Vec::new(), nodes: Vec::new() }, anchor, at)
+    }
+
+    pub(crate) fn open_map(&mut self, anchor: usize, at: Position) -> Step {
+        let shape = Shape::Map { map: Map::new(), entries: BTreeMap::new(), pending: Pending::Nothing };
+        self.open(shape, anchor, at)
+    }
+
+    /// Takes a scalar that is neither anchored nor a merge key.
+    pub(crate) fn scalar_node(&mut self, built: Built, at: Position) -> Step {
+        self.nodes += 1;
+        self.bytes += built.value.as_str().map_or(0, str::len);
+        self.attach(built, at)
+    }
+
+    /// The document, unless it has no content.
+    pub(crate) fn finished(&mut self) -> Option<(Value, Arc<Node>)> {
+        self.root.take().filter(|_| !self.empty).map(|root| (root.value, root.node))
+    }
+
     fn open(&mut self, shape: Shape, anchor: usize, start: Position) -> Step {
         self.empty = false;
         if self.stack.len() >= self.limits.depth {
@@ -305,7 +339,7 @@ impl<'c, 'a> Composer<'c, 'a> {
         Ok(None)
     }
 
-    fn close(&mut self) -> Step {
+    pub(crate) fn close(&mut self) -> Step {
         let Some(frame) = self.stack.pop() else { return Ok(None) };
         let (value, children) = match frame.shape {
             Shape::List { items, nodes } => (Value::Array(items), Children::List(Arc::new(nodes))),
@@ -421,10 +455,6 @@ impl<'c, 'a> Composer<'c, 'a> {
                 return text_value();
             }
             let scalar = resolve(text);
-            if self.chunk.json && scalar == Scalar::Text {
-                // The text is known to be JSON, so this is a number, and one that is out of range.
-                return Err(ErrorKind::Number(text.to_owned()).at(at));
-            }
             return self.finish(scalar, text, at);
         };
         let bad = || ErrorKind::Tag { text: text.to_owned(), tag: tag.original() }.at(at);

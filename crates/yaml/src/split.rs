@@ -15,59 +15,91 @@ pub(crate) struct Chunk<'a> {
     pub(crate) json: bool,
 }
 
-/// A line that begins with `---` and a blank or nothing ends a document everywhere, even inside a block or
-/// quoted scalar (YAML 1.2.2, section 9.1.2), so cutting there needs no parser.
-pub(crate) fn split(text: &str) -> Vec<Chunk<'_>> {
+/// Cuts a file of manifests as kubectl and Flux do (`k8s.io/apimachinery/pkg/util/yaml`): at lines that begin with
+/// `---`. Such a line ends a document everywhere, even inside a block or quoted scalar (YAML 1.2.2, section 9.1.2),
+/// so cutting there needs no parser. What they refuse or silently skip is an error in its place.
+pub(crate) fn split_stream(text: &str) -> Vec<Result<Chunk<'_>, Error>> {
     if let Some(chunks) = split_json(text) {
-        return chunks;
+        return chunks.into_iter().map(Ok).collect();
     }
-    let mut chunks = Vec::new();
-    let mut start = 0;
-    let mut start_line = 0;
-    // Whether the chunk holds more than what may precede the `---` that begins a document.
-    let mut content = false;
+    let mut cut = Cut { text, chunks: Vec::new(), start: 0, start_line: 0, broken: None };
+    // Whether the chunk has something besides comments, and whether `...` ended its document.
+    let (mut content, mut ended) = (false, false);
     let mut offset = 0;
     for (line, with_break) in text.split_inclusive('\n').enumerate() {
-        let bare = with_break.trim_end_matches(['\n', '\r']);
-        if is_marker(bare, "---") {
-            if content {
-                push(&mut chunks, text, start..offset, start_line);
-                start = offset;
-                start_line = line;
+        let bare = with_break.trim_end();
+        let position = Position { line: line + 1, column: 1 };
+        if let Some(rest) = bare.strip_prefix("---") {
+            cut.end(offset, offset + with_break.len(), line + 1);
+            (content, ended) = (false, false);
+            let rest = rest.trim_start();
+            if !rest.is_empty() && !rest.starts_with('#') {
+                cut.refuse(
+                    position,
+                    format!("kubectl and Flux want nothing but a comment after `---`, not {rest:?}"),
+                );
             }
-            content = true;
-        } else if is_marker(bare, "...") {
-            push(&mut chunks, text, start..offset + with_break.len(), start_line);
-            start = offset + with_break.len();
-            start_line = line + 1;
-            content = false;
-        } else if !bare.trim_start().is_empty()
-            && !bare.trim_start().starts_with('#')
-            && !bare.starts_with('%')
-        {
-            content = true;
+        } else if ended && !is_blank(bare) {
+            cut.refuse(
+                position,
+                "kubectl and Flux do not read on after `...`; begin the document with `---`".to_owned(),
+            );
+        } else if !content && bare.starts_with('%') {
+            cut.refuse(position, "kubectl and Flux do not read directives; remove the line".to_owned());
+        } else if bare == "..." || bare.starts_with("... ") {
+            ended = true;
+        } else {
+            content |= !is_blank(bare);
         }
         offset += with_break.len();
     }
-    push(&mut chunks, text, start..text.len(), start_line);
-    chunks
+    cut.end(text.len(), text.len(), 0);
+    cut.chunks
 }
 
-fn push<'a>(chunks: &mut Vec<Chunk<'a>>, text: &'a str, range: std::ops::Range<usize>, lines_before: usize) {
-    let Some(text) = text.get(range) else { return };
-    if !text.trim().is_empty() {
-        chunks.push(Chunk { text, lines_before, columns_before: 0, json: false });
+/// The whole text, for readers that know of no streams.
+pub(crate) fn whole(text: &str) -> Vec<Chunk<'_>> {
+    split_json(text).unwrap_or_else(|| vec![Chunk { text, lines_before: 0, columns_before: 0, json: false }])
+}
+
+struct Cut<'a> {
+    text: &'a str,
+    chunks: Vec<Result<Chunk<'a>, Error>>,
+    start: usize,
+    start_line: usize,
+    broken: Option<Error>,
+}
+
+impl Cut<'_> {
+    /// The first reason counts.
+    fn refuse(&mut self, position: Position, message: String) {
+        self.broken.get_or_insert(ErrorKind::Syntax(message).at(position));
+    }
+
+    /// Ends the chunk at `end`; the next one begins at `next`.
+    fn end(&mut self, end: usize, next: usize, next_line: usize) {
+        let text = self.text.get(self.start..end).unwrap_or_default();
+        match self.broken.take() {
+            Some(error) => self.chunks.push(Err(error)),
+            None if text.trim().is_empty() => {}
+            None => {
+                let (lines_before, columns_before) = (self.start_line, 0);
+                self.chunks.push(Ok(Chunk { text, lines_before, columns_before, json: false }));
+            }
+        }
+        (self.start, self.start_line) = (next, next_line);
     }
 }
 
-fn is_marker(line: &str, marker: &str) -> bool {
-    line.strip_prefix(marker).is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t']))
+fn is_blank(line: &str) -> bool {
+    let line = line.trim_start();
+    line.is_empty() || line.starts_with('#')
 }
 
 /// JSON documents one after the other, which kubectl accepts and YAML does not. `None` when this is not all of
 /// the text, so that it is read as YAML.
 fn split_json(text: &str) -> Option<Vec<Chunk<'_>>> {
-    if !text.trim_start().starts_with(['{', '[']) {
+    if !text.trim_start().starts_with('{') {
         return None;
     }
     let mut stream = serde_json::Deserializer::from_str(text).into_iter::<IgnoredAny>();

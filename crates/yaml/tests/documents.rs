@@ -3,6 +3,7 @@
 
 use cozy_yaml::{
     Document, ErrorKind, Limits, Position, canonical_eq, digest, normalize, parse_bytes, parse_documents,
+    parse_one,
 };
 use serde_json::{Value, json};
 
@@ -67,10 +68,21 @@ fn a_broken_document_does_not_hide_the_others() {
 }
 
 #[test]
-fn a_directive_belongs_to_the_document_after_it() {
-    let documents = parse_documents("%YAML 1.1\n---\na: yes\n", &Limits::default());
-    assert_eq!(documents.len(), 1);
-    assert_eq!(documents[0].as_ref().unwrap().value, json!({"a": true}));
+fn what_kubectl_refuses_or_skips_is_an_error_in_its_place() {
+    for (text, place, says) in [
+        ("%YAML 1.1\n---\na: yes\n", at(1, 1), "directives"),
+        ("a: 1\n--- {b: 2}\n", at(2, 1), "nothing but a comment"),
+        ("a: 1\n-----BEGIN\n", at(2, 1), "nothing but a comment"),
+        ("a: 1\n...\n\nb: 2\n", at(4, 1), "do not read on after"),
+    ] {
+        let documents = parse_documents(text, &Limits::default());
+        let errors: Vec<_> = documents.iter().filter_map(|d| d.as_ref().err()).collect();
+        assert_eq!(errors.len(), 1, "{documents:?}");
+        assert_eq!(errors[0].position, place);
+        assert!(errors[0].to_string().contains(says), "{}", errors[0]);
+    }
+    assert_eq!(parse_one(b"%YAML 1.1\n---\na: yes\n", &Limits::default()).unwrap().value, json!({"a": true}));
+    assert_eq!(parse_one(b"--- {a: 1}\n", &Limits::default()).unwrap().value, json!({"a": 1}));
 }
 
 #[test]

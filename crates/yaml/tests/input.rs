@@ -88,9 +88,9 @@ fn directives_and_carriage_returns() {
 
 #[test]
 fn json_documents_follow_each_other() {
-    let documents = parse_documents("{\"a\": 1}{\"b\":\n 2} [3]\n", &Limits::default());
+    let documents = parse_documents("{\"a\": 1}{\"b\":\n 2} {\"c\": [3]}\n", &Limits::default());
     let values: Vec<_> = documents.iter().map(|d| d.as_ref().unwrap().value.clone()).collect();
-    assert_eq!(values, [json!({"a": 1}), json!({"b": 2}), json!([3])]);
+    assert_eq!(values, [json!({"a": 1}), json!({"b": 2}), json!({"c": [3]})]);
     assert_eq!(documents[1].as_ref().unwrap().positions.get("/b"), Some(at(1, 10)));
     assert_eq!(documents[2].as_ref().unwrap().start, at(2, 5));
     assert!(matches!(fails("{\"a\": 1e400}"), Error { kind: ErrorKind::Number(_), .. }));
