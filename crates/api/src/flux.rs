@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -93,8 +93,8 @@ view! {
         revision: String,
         /// `<algorithm>:<hex>` of the file.
         digest: String,
-        /// When it was stored.
-        last_update_time: Time,
+        /// When it was stored, in RFC 3339.
+        last_update_time: String,
         /// Bytes of the file.
         size: i64,
     }
@@ -223,6 +223,7 @@ view! {
         /// Generation that the status speaks of.
         observed_generation: i64,
         /// Conditions: `Ready`, `Released`, …
+        #[serde(deserialize_with = "crate::object::conditions")]
         conditions: Vec<Condition>,
         /// Digest of the values of the last attempt.
         last_attempted_config_digest: String,
@@ -289,6 +290,7 @@ view! {
     /// What source-watcher saw.
     ArtifactGeneratorStatus {
         /// Conditions: `Ready`, `Reconciling`, …
+        #[serde(deserialize_with = "crate::object::conditions")]
         conditions: Vec<Condition>,
         /// The ExternalArtifacts that it made.
         inventory: Vec<GeneratorInventoryEntry>,
@@ -331,6 +333,7 @@ view! {
         /// The artifact, once there is one.
         artifact: Artifact,
         /// Conditions: `Ready`.
+        #[serde(deserialize_with = "crate::object::conditions")]
         conditions: Vec<Condition>,
     }
 }
@@ -422,6 +425,7 @@ view! {
         /// Generation that the status speaks of.
         observed_generation: i64,
         /// Conditions: `Ready`, `ArtifactInStorage`, …
+        #[serde(deserialize_with = "crate::object::conditions")]
         conditions: Vec<Condition>,
         /// The artifact, once there is one.
         artifact: Artifact,
@@ -582,6 +586,7 @@ view! {
         /// Generation that the status speaks of.
         observed_generation: i64,
         /// Conditions: `Ready`, `Reconciling`, `Healthy`, …
+        #[serde(deserialize_with = "crate::object::conditions")]
         conditions: Vec<Condition>,
         /// The objects that it applied.
         inventory: Inventory,

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Defines a kind: its struct, [`kube::Resource`] and the two-way serialization with `apiVersion` and `kind`.
 macro_rules! object {
@@ -132,6 +134,22 @@ where
     T: serde::Deserialize<'de> + Default,
 {
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
+}
+
+/// Reads conditions, whatever a CRD lets through: its `format: date-time` is looser than ours (`23:59:59,5z` is one),
+/// and one odd timestamp must not stop the watch of all objects. Such a condition is kept with the epoch as its time.
+pub(crate) fn conditions<'de, D>(deserializer: D) -> Result<Option<Vec<Condition>>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+{
+    let read = |mut condition: Value| {
+        serde_json::from_value(condition.clone()).ok().or_else(|| {
+            *condition.get_mut("lastTransitionTime")? = Value::from("1970-01-01T00:00:00Z");
+            serde_json::from_value(condition).ok()
+        })
+    };
+    let conditions = Option::<Vec<Value>>::deserialize(deserializer)?;
+    Ok(conditions.map(|conditions| conditions.into_iter().filter_map(read).collect()))
 }
 
 /// Reads a map without the entries that are `null`; see [`null_is_default`].

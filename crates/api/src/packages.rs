@@ -59,7 +59,11 @@ pub struct PackageComponent {
 #[serde(rename_all = "camelCase")]
 pub struct PackageStatus {
     /// Conditions: `Ready`, and `ValuesMerged` while a PackageValues of this name exists.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::object::conditions"
+    )]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Option<Vec<Condition>>,
     /// Readiness of each dependency that is not ignored.
@@ -248,7 +252,11 @@ pub struct PackageSourceStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variants: Option<String>,
     /// Condition `Ready`, copied from the ArtifactGenerator.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::object::conditions"
+    )]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Option<Vec<Condition>>,
 }
@@ -348,7 +356,11 @@ pub struct PackageValuesStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// Condition `Ready`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "crate::object::conditions"
+    )]
     #[schemars(schema_with = "schema::conditions_by_type")]
     pub conditions: Option<Vec<Condition>>,
     /// Per component of the spec.
