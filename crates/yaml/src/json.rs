@@ -5,14 +5,18 @@ use std::sync::Arc;
 
 use serde_json::{Number, Value};
 
-use crate::parse::{Built, Composer};
+use crate::parse::{Built, Composer, Duplicates};
 use crate::position::{Children, Node};
 use crate::split::Chunk;
 use crate::{Error, ErrorKind, Limits, Position};
 
 /// Reads one document whose syntax `serde_json` has accepted.
-pub(crate) fn read(chunk: &Chunk<'_>, limits: &Limits) -> Result<Option<(Value, Arc<Node>)>, Error> {
-    let mut composer = Composer::new(chunk, limits);
+pub(crate) fn read(
+    chunk: &Chunk<'_>,
+    limits: &Limits,
+    duplicates: Duplicates,
+) -> Result<Option<(Value, Arc<Node>)>, Error> {
+    let mut composer = Composer::new(chunk, limits, duplicates);
     let (mut line, mut column) = (chunk.lines_before + 1, chunk.columns_before + 1);
     let mut rest = chunk.text;
     while let Some(first) = rest.chars().next() {

@@ -5,7 +5,8 @@
 //! that are not strings. It differs from Go on purpose in two places, both towards refusing: a mapping with the
 //! same key twice is an error (Go takes the last one), and so is input beyond [`Limits`].
 //!
-//! - [`parse_documents`] and [`parse_bytes`] read documents, with the position of every key and element;
+//! - [`parse_documents`] and [`parse_bytes`] read files of manifests, with the position of every key and element;
+//!   [`parse_one`] and [`parse_chart_values`] read texts of one document;
 //! - [`normalize`], [`canonical_json`], [`canonical_eq`] and [`digest`] compare values as an API server stores them;
 //! - [`to_yaml`] prints values so that Go reads them back unchanged.
 
@@ -22,6 +23,6 @@ mod split;
 pub use canonical::{canonical_eq, canonical_json, digest, normalize};
 pub use error::{Error, ErrorKind};
 pub use limits::Limits;
-pub use parse::{Document, parse_bytes, parse_documents, parse_one};
+pub use parse::{Document, parse_bytes, parse_chart_values, parse_documents, parse_one};
 pub use position::{Position, Positions, escape_token, parse_pointer, push_token, unescape_token};
 pub use print::{PrintError, to_yaml};

@@ -40,7 +40,7 @@ pub fn parse_documents(text: &str, limits: &Limits) -> Vec<Result<Document, Erro
     let mut index = 0;
     for chunk in split_stream(text) {
         match chunk {
-            Ok(chunk) => parse_chunk(&chunk, limits, &mut index, &mut out),
+            Ok(chunk) => parse_chunk(&chunk, limits, Duplicates::Refuse, &mut index, &mut out),
             Err(error) => {
                 out.push(Err(error));
                 index += 1;
@@ -63,17 +63,30 @@ pub fn parse_bytes(bytes: &[u8], limits: &Limits) -> Vec<Result<Document, Error>
     }
 }
 
-/// Reads a text of exactly one document as Helm does, such as a chart's `values.yaml`. A text without one is
-/// `null`. What may stand round the document (`--- {a: b}`, directives) is YAML's, not kubectl's.
+/// Reads a text of exactly one document. A text without one is `null`. What may stand round the document
+/// (`--- {a: b}`, directives) is YAML's, not kubectl's.
+///
+/// # Errors
+/// The first error of the text, or [`ErrorKind::NotOne`].
+pub fn parse_one(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
+    one(bytes, limits, Duplicates::Refuse)
+}
+
+/// Reads a chart's `values.yaml` as Helm does: like [`parse_one`], but of a key that stands twice the last one
+/// counts. Charts are others' work, and some that Cozystack ships have such keys.
 ///
 /// # Errors
 /// The first error of the text, or [`ErrorKind::NotOne`]: Helm would silently take the first document.
-pub fn parse_one(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
+pub fn parse_chart_values(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
+    one(bytes, limits, Duplicates::Last)
+}
+
+fn one(bytes: &[u8], limits: &Limits, duplicates: Duplicates) -> Result<Document, Error> {
     limits.check_length(bytes.len() as u64)?;
     let mut out = Vec::new();
     let mut index = 0;
-    for chunk in whole(decode(bytes)?) {
-        parse_chunk(&chunk, limits, &mut index, &mut out);
+    for chunk in whole(decode(bytes)?, 0) {
+        parse_chunk(&chunk, limits, duplicates, &mut index, &mut out);
     }
     let mut documents = out.into_iter().collect::<Result<Vec<_>, _>>()?;
     match (documents.pop(), documents.len()) {
@@ -91,11 +104,12 @@ pub fn parse_one(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
 fn parse_chunk(
     chunk: &Chunk<'_>,
     limits: &Limits,
+    duplicates: Duplicates,
     index: &mut usize,
     out: &mut Vec<Result<Document, Error>>,
 ) {
     if chunk.json {
-        if let Some(document) = crate::json::read(chunk, limits).transpose() {
+        if let Some(document) = crate::json::read(chunk, limits, duplicates).transpose() {
             out.push(document.map(|(value, node)| document_of(value, node, *index)));
             *index += 1;
         }
@@ -108,7 +122,7 @@ fn parse_chunk(
         flow_nesting_limit: limits.depth.saturating_add(1),
         block_nesting_limit: limits.depth.saturating_add(1),
     };
-    let mut composer = Composer::new(chunk, limits);
+    let mut composer = Composer::new(chunk, limits, duplicates);
     for event in Parser::new_from_str_with_options(chunk.text, options) {
         let step = match event {
             Ok((event, span)) => composer.event(event, &span),
@@ -149,6 +163,15 @@ fn place(chunk: &Chunk<'_>, line: usize, column: usize) -> Position {
         line: chunk.lines_before + line.max(1),
         column: column + 1 + if line <= 1 { chunk.columns_before } else { 0 },
     }
+}
+
+/// What a key that stands twice in a mapping means.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Duplicates {
+    /// An error.
+    Refuse,
+    /// The last one counts, as in Go.
+    Last,
 }
 
 /// A finished node on its way to its parent.
@@ -199,6 +222,7 @@ struct Frame {
 pub(crate) struct Composer<'c, 'a> {
     chunk: &'c Chunk<'a>,
     limits: &'c Limits,
+    duplicates: Duplicates,
     stack: Vec<Frame>,
     anchors: HashMap<usize, Anchored>,
     root: Option<Built>,
@@ -216,10 +240,11 @@ pub(crate) struct Composer<'c, 'a> {
 pub(crate) type Step = Result<Option<Option<(Value, Arc<Node>)>>, Error>;
 
 impl<'c, 'a> Composer<'c, 'a> {
-    pub(crate) fn new(chunk: &'c Chunk<'a>, limits: &'c Limits) -> Self {
+    pub(crate) fn new(chunk: &'c Chunk<'a>, limits: &'c Limits, duplicates: Duplicates) -> Self {
         Self {
             chunk,
             limits,
+            duplicates,
             stack: Vec::new(),
             anchors: HashMap::new(),
             root: None,
@@ -235,7 +260,7 @@ impl<'c, 'a> Composer<'c, 'a> {
         let at = place(self.chunk, span.start.line(), span.start.col());
         match event {
             Event::DocumentStart(..) => {
-                *self = Self::new(self.chunk, self.limits);
+                *self = Self::new(self.chunk, self.limits, self.duplicates);
                 Ok(None)
             }
             Event::DocumentEnd => Ok(Some(self.finished())),
@@ -402,6 +427,7 @@ impl<'c, 'a> Composer<'c, 'a> {
     }
 
     fn attach(&mut self, built: Built, at: Position) -> Step {
+        let refuse = self.duplicates == Duplicates::Refuse;
         let Some(frame) = self.stack.last_mut() else {
             self.root = Some(built);
             return Ok(None);
@@ -421,7 +447,7 @@ impl<'c, 'a> Composer<'c, 'a> {
                         _ => "a number beyond 64 bits",
                     };
                     let key = built.key.ok_or_else(|| ErrorKind::Key(what).at(at))?;
-                    if let Some(entry) = entries.get(key.as_str()).filter(|entry| entry.own) {
+                    if let Some(entry) = entries.get(key.as_str()).filter(|entry| entry.own && refuse) {
                         return Err(ErrorKind::DuplicateKey { key, first: entry.key }.at(at));
                     }
                     *pending = Pending::Key(key, at);

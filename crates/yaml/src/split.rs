@@ -19,9 +19,6 @@ pub(crate) struct Chunk<'a> {
 /// `---`. Such a line ends a document everywhere, even inside a block or quoted scalar (YAML 1.2.2, section 9.1.2),
 /// so cutting there needs no parser. What they refuse or silently skip is an error in its place.
 pub(crate) fn split_stream(text: &str) -> Vec<Result<Chunk<'_>, Error>> {
-    if let Some(chunks) = split_json(text) {
-        return chunks.into_iter().map(Ok).collect();
-    }
     let mut cut = Cut { text, chunks: Vec::new(), start: 0, start_line: 0, broken: None };
     // Whether the chunk has something besides comments, and whether `...` ended its document.
     let (mut content, mut ended) = (false, false);
@@ -57,9 +54,10 @@ pub(crate) fn split_stream(text: &str) -> Vec<Result<Chunk<'_>, Error>> {
     cut.chunks
 }
 
-/// The whole text, for readers that know of no streams.
-pub(crate) fn whole(text: &str) -> Vec<Chunk<'_>> {
-    split_json(text).unwrap_or_else(|| vec![Chunk { text, lines_before: 0, columns_before: 0, json: false }])
+/// The whole text as one chunk of YAML, or as JSON documents one after the other.
+pub(crate) fn whole(text: &str, lines_before: usize) -> Vec<Chunk<'_>> {
+    split_json(text, lines_before)
+        .unwrap_or_else(|| vec![Chunk { text, lines_before, columns_before: 0, json: false }])
 }
 
 struct Cut<'a> {
@@ -82,10 +80,7 @@ impl Cut<'_> {
         match self.broken.take() {
             Some(error) => self.chunks.push(Err(error)),
             None if text.trim().is_empty() => {}
-            None => {
-                let (lines_before, columns_before) = (self.start_line, 0);
-                self.chunks.push(Ok(Chunk { text, lines_before, columns_before, json: false }));
-            }
+            None => self.chunks.extend(whole(text, self.start_line).into_iter().map(Ok)),
         }
         (self.start, self.start_line) = (next, next_line);
     }
@@ -96,15 +91,18 @@ fn is_blank(line: &str) -> bool {
     line.is_empty() || line.starts_with('#')
 }
 
-/// JSON documents one after the other, which kubectl accepts and YAML does not. `None` when this is not all of
-/// the text, so that it is read as YAML.
-fn split_json(text: &str) -> Option<Vec<Chunk<'_>>> {
-    if !text.trim_start().starts_with('{') {
+/// JSON documents one after the other, which kubectl accepts and YAML does not; comments before the first are
+/// skipped. `None` when this is not all of the text, so that it is read as YAML.
+fn split_json(text: &str, lines_before: usize) -> Option<Vec<Chunk<'_>>> {
+    let comments: usize = text.split_inclusive('\n').take_while(|line| is_blank(line)).map(str::len).sum();
+    let (skipped, text) = text.split_at_checked(comments)?;
+    if !text.trim_start().starts_with(['{', '[']) {
         return None;
     }
+    let mut lines_before = lines_before + skipped.matches('\n').count();
     let mut stream = serde_json::Deserializer::from_str(text).into_iter::<IgnoredAny>();
     let mut chunks = Vec::new();
-    let (mut end, mut lines_before, mut columns_before) = (0, 0, 0);
+    let (mut end, mut columns_before) = (0, 0);
     while let Some(document) = stream.next() {
         document.ok()?;
         let chunk = text.get(end..stream.byte_offset())?;

@@ -98,6 +98,16 @@ fn json_documents_follow_each_other() {
 }
 
 #[test]
+fn comments_may_stand_before_json() {
+    let text = "# POST /apis\n\n{\"a\": \"\\/\\ud83d\\ude00\",\n \"b\": -0.0}\n---\n# again\n{\"c\":\n1}\n";
+    let documents = parse_documents(text, &Limits::default());
+    let values: Vec<_> = documents.iter().map(|d| d.as_ref().unwrap().value.clone()).collect();
+    assert_eq!(values, [json!({"a": "/😀", "b": 0}), json!({"c": 1})]);
+    assert_eq!(documents[0].as_ref().unwrap().positions.get("/b"), Some(at(4, 2)));
+    assert_eq!(documents[1].as_ref().unwrap().positions.get("/c"), Some(at(7, 2)));
+}
+
+#[test]
 fn a_duplicate_key_names_both_places() {
     let error = fails("a: 1\nb:\n  c: 1\n  \"c\": 2\n");
     assert_eq!(
