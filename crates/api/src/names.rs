@@ -81,6 +81,8 @@ pub mod reason {
     pub const DEPENDS_ON_FAILED: &str = "DependsOnFailed";
     /// Package: the API server refused a HelmRelease.
     pub const HELM_RELEASE_FAILED: &str = "HelmReleaseFailed";
+    /// Package: another Package or component has the HelmRelease.
+    pub const RELEASE_CONFLICT: &str = "ReleaseConflict";
     /// Package: the spec and the PackageSource cannot be turned into HelmReleases.
     pub const INVALID_CONFIGURATION: &str = "InvalidConfiguration";
     /// Package: none of the others; the message says what.

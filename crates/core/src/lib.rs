@@ -2,6 +2,8 @@
 
 pub mod admission;
 pub mod chart;
+pub mod duration;
 pub mod merge;
 pub mod render;
+pub mod snapshot;
 pub mod tenant;
