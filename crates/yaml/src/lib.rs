@@ -8,7 +8,7 @@
 //! - [`parse_documents`] and [`parse_bytes`] read files of manifests, with the position of every key and element;
 //!   [`parse_one`] and [`parse_chart_values`] read texts of one document;
 //! - [`normalize`], [`canonical_json`], [`canonical_eq`] and [`digest`] compare values as an API server stores them;
-//! - [`to_yaml`] prints values so that Go reads them back unchanged.
+//! - [`to_yaml`], [`to_json`] and [`to_json_pretty`] print values so that Go reads them back unchanged.
 
 mod canonical;
 mod error;
@@ -25,4 +25,4 @@ pub use error::{Error, ErrorKind};
 pub use limits::Limits;
 pub use parse::{Document, parse_bytes, parse_chart_values, parse_documents, parse_one};
 pub use position::{Position, Positions, escape_token, parse_pointer, push_token, unescape_token};
-pub use print::{PrintError, to_yaml};
+pub use print::{PrintError, to_json, to_json_pretty, to_yaml};

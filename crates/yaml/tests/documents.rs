@@ -172,3 +172,19 @@ fn equality_ignores_notation_only() {
         "sha256:015abd7f5cc57a2dd94b7590f04ad8084273905ee33ec5cebeae62276a97f862"
     );
 }
+
+/// What a real API server stored, and the Go operator's Go printed, of one Package (numbers of every kind).
+const SENT: &str = r#"{"i31":2147483648,"p53":9007199254740992,"p53p1":9007199254740993,"maxi64":9223372036854775807,
+"mini64":-9223372036854775808,"u64":18446744073709551615,"over":123456789012345678901234567890,"negzero":-0,
+"one":1.0,"half":0.5,"tenth":0.1,"trail":1.10,"e21":1e21,"e20":1e20,"em6":0.000001,"em7":1e-7,
+"big":1.7976931348623157e308,"e3":1E3,"intish":100.0,"nz":-0.0,"p53f":9007199254740993.0,"pi":3.141592653589793238462643}"#;
+const STORED: &str = r#"{"big":1.7976931348623157e+308,"e20":100000000000000000000,"e21":1e+21,"e3":1000,"em6":0.000001,"em7":1e-7,"half":0.5,"i31":2147483648,"intish":100,"maxi64":9223372036854775807,"mini64":-9223372036854775808,"negzero":0,"nz":0,"one":1,"over":1.2345678901234568e+29,"p53":9007199254740992,"p53f":9007199254740992,"p53p1":9007199254740993,"pi":3.141592653589793,"tenth":0.1,"trail":1.1,"u64":18446744073709552000}"#;
+
+#[test]
+fn numbers_are_printed_as_go_prints_what_it_stored() {
+    let value = normalize(one(SENT).value);
+    assert_eq!(cozy_yaml::to_json(&value).unwrap(), STORED);
+    let pretty = cozy_yaml::to_json_pretty(&json!({"a": [1.5e300, {}], "b": -1e-9, "c": -0.5})).unwrap();
+    assert_eq!(pretty, "{\n  \"a\": [\n    1.5e+300,\n    {}\n  ],\n  \"b\": -1e-9,\n  \"c\": -0.5\n}\n");
+    assert!(canonical_eq(&one(&cozy_yaml::to_yaml(&value).unwrap()).value, &value));
+}
