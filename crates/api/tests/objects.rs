@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 
+use cozy_api::flux::{ArtifactGenerator, HelmRelease};
 use cozy_api::packages::{Package, PackageSource, PackageValues};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -90,4 +91,50 @@ fn null_is_absent_as_the_api_server_stores_it() {
     }
     let source: PackageSource = serde_json::from_value(json!({ "metadata": {}, "spec": null })).unwrap();
     assert_eq!(source.spec.variants, None);
+}
+
+/// Files of that name anywhere below the directory.
+fn below(directory: &Path, name: &str, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            below(&path, name, found);
+        } else if path.file_name().is_some_and(|file| file == name) {
+            found.push(path);
+        }
+    }
+}
+
+/// Recorded objects have a placeholder where time goes by.
+fn with_times(value: &mut Value) {
+    match value {
+        Value::String(text) if text == "<time>" => *text = "2026-01-01T00:00:00Z".to_owned(),
+        Value::Array(items) => items.iter_mut().for_each(with_times),
+        Value::Object(fields) => fields.values_mut().for_each(with_times),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_recorded_release_and_generator_survives_the_views() {
+    let Some(_) = data("golden") else { return };
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/golden");
+    for (name, least) in [("helmreleases.json", 300), ("artifactgenerators.json", 200)] {
+        let mut files = Vec::new();
+        below(&golden, name, &mut files);
+        let mut seen = 0;
+        for file in files {
+            let mut objects: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+            with_times(&mut objects);
+            for object in objects.as_array().unwrap() {
+                if name == "helmreleases.json" {
+                    same::<HelmRelease>(object)
+                } else {
+                    same::<ArtifactGenerator>(object)
+                }
+                seen += 1;
+            }
+        }
+        assert!(seen >= least, "{seen} of {name}");
+    }
 }
