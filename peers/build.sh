@@ -95,8 +95,11 @@ G
   done
 }
 
-key() { # wrapper module, Go version, platform, this script
-  { cat "$1"/go.mod "$1"/go.sum build.sh; go version; } | sha256sum | cut -c1-16
+# Raise it when a change below makes other programs of the same modules.
+recipe=1
+
+key() { # wrapper module, Go version, platform, recipe
+  { cat "$1"/go.mod "$1"/go.sum; go version; echo "$recipe"; } | sha256sum | cut -c1-16
 }
 
 # build <name> <packages> <directory>: into the directory; its programs in bin/, its CRDs in crds/.
@@ -129,10 +132,11 @@ build() {
   chmod -R u+w "$out"
 }
 
-if [ "${1:-}" = --update ]; then
-  update
-  exit
-fi
+case ${1:-} in
+  --update) update; exit ;;
+  # A process of its own: within `… || …` a shell would run on after a failed command and call half a build whole.
+  --build) build "$2" "$3" "$4"; exit ;;
+esac
 
 mkdir -p "$cache/peers" "$cache/bin" "$cache/crds"
 for part in "${parts[@]}"; do
@@ -145,7 +149,7 @@ for part in "${parts[@]}"; do
       say "building $name (once; minutes for the larger ones)"
       work=$(mktemp -d "$cache/peers/.$name.XXXXXX")
       trap 'rm -rf "$work"' EXIT
-      build "$name" "$packages" "$work" >&2 || { say "building $name failed; the Go compiler's words are above"; exit 1; }
+      ./build.sh --build "$name" "$packages" "$work" >&2 || { say "building $name failed; the Go compiler's words are above"; exit 1; }
       mv "$work" "$dir"
       trap - EXIT
     fi
