@@ -27,16 +27,32 @@ fn or_from_the_schema() {
             "either": {"oneOf": [{"type": "string"}, {"type": "object", "properties": {"y": {}}}]},
             "both": {"properties": {"own": {}}, "allOf": [{"properties": {"more": {}}}]},
             "kept": {"x-kubernetes-preserve-unknown-fields": true},
-            "named": {"patternProperties": {"^a": {}}},
+            "named": {"patternProperties": {"^a": {}, "^b": {"type": "object", "properties": {"x": {}}}}},
+            "loose": {"anyOf": [{"type": "string"}, {"type": "object"}]},
+            "when": {"properties": {"kind": {}}, "if": {"properties": {"kind": {"const": "x"}}}, "then": {"properties": {"x": {}}}},
+            "list": {"type": "array", "items": {"type": "object", "properties": {"name": {}}}},
+            "anylist": {"type": "array"},
+            "nullable": {"type": ["object", "null"]},
         }
     });
     let layer = json!({
         "res": {"cpu": 1, "mem": 2}, "any": {"x": 1}, "typed": {"k": {"x": 1, "no": 1}}, "either": {"y": 1, "no": 1},
-        "both": {"own": 1, "more": 1, "no": 1}, "kept": {"z": 1}, "named": {"a1": 1}, "absent": 1
+        "both": {"own": 1, "more": 1, "no": 1}, "kept": {"z": 1}, "named": {"a1": {"z": 1}, "b1": {"x": 1, "no": 1}, "c": 1}, "absent": 1, "loose": {"z": 1},
+        "when": {"kind": 1, "x": 1, "no": 1}, "list": [{"name": 1}, {"nmae": 1}], "anylist": [{"z": 1}], "nullable": {"z": 1}
     });
     assert_eq!(
         unknown(json!({}), Some(schema), layer),
-        ["/absent", "/both/no", "/either/no", "/res/mem", "/typed/k/no"]
+        [
+            "/absent",
+            "/both/no",
+            "/either/no",
+            "/list/1/nmae",
+            "/named/b1/no",
+            "/named/c",
+            "/res/mem",
+            "/typed/k/no",
+            "/when/no"
+        ]
     );
 }
 
@@ -49,6 +65,47 @@ fn a_schema_that_refers_to_itself_ends() {
         unknown(json!({}), Some(tree), json!({"child": {"child": {"leaf": 1, "no": 1}}})),
         ["/child/child/no"]
     );
+}
+
+#[test]
+fn a_schema_that_doubles_at_every_step_ends() {
+    let mut schema = json!({"$ref": "#/$defs/d0", "$defs": {"d60": {"properties": {"leaf": {}}}}});
+    for i in 0..60 {
+        let next = json!({"$ref": format!("#/$defs/d{}", i + 1)});
+        schema["$defs"][format!("d{i}")] = json!({"allOf": [next, next], "anyOf": [next, {"$ref": "#"}]});
+    }
+    assert_eq!(unknown(json!({}), Some(schema), json!({"leaf": 1, "no": 1})), ["/no"]);
+}
+
+/// Every chart of the platform: its own defaults satisfy its schema, and hold no key that it does not know.
+#[test]
+fn real_charts_know_their_own_defaults() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/charts");
+    let (mut seen, mut todo) = (0, vec![root.clone()]);
+    while let Some(dir) = todo.pop() {
+        for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+            if entry.path().is_dir() {
+                todo.push(entry.path());
+            }
+        }
+        let (Ok(values), Ok(schema)) =
+            (std::fs::read(dir.join("values.yaml")), std::fs::read(dir.join("values.schema.json")))
+        else {
+            continue;
+        };
+        let values = cozy_yaml::parse_chart_values(&values, &cozy_yaml::Limits::default()).unwrap().value;
+        let schema: Value = serde_json::from_slice(&schema).unwrap();
+        let chart = Chart { values: values.clone(), schema: Some(schema) };
+        let broken = chart.violations(&json!({}));
+        assert!(broken.is_ok(), "{}: {broken:?}", dir.display());
+        assert_eq!(chart.unknown_keys(&values), Vec::<String>::new(), "{}", dir.display());
+        seen += 1;
+    }
+    if seen == 0 {
+        println!("skipped: {} is not there", root.display());
+    } else {
+        println!("{seen} charts with a schema");
+    }
 }
 
 #[test]
