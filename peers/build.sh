@@ -76,6 +76,7 @@ update() {
             # The version that source-controller asks for is not served.
             [ "$name" = kustomize-controller ] || echo "replace github.com/fluxcd/pkg/artifact => github.com/fluxcd/pkg/artifact v0.18.0"
             ;;
+          helm-unittest) echo "replace github.com/vmware-labs/yaml-jsonpath => github.com/helm-unittest/yaml-jsonpath v0.4.0" ;;
         esac
         for package in ${packages//,/ }; do echo "tool $package"; done
       } > go.mod
