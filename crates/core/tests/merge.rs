@@ -262,6 +262,76 @@ fn wrong_rules_are_refused_with_their_reason() {
 }
 
 #[test]
+fn an_error_points_at_what_is_to_be_corrected() {
+    let pointer = |values: Value, rules: Vec<ListRule>| {
+        let layer = ComponentValues { values: Some(values), lists: Some(rules) };
+        let error =
+            merge_component(Some(&json!({"s": 1, "dup": [{"k": 1}, {"k": 1}]})), &layer, None).unwrap_err();
+        (error.pointer(), error.needs_chart_defaults())
+    };
+    assert_eq!(pointer(json!("text"), vec![]), ("/values".into(), false));
+    assert_eq!(pointer(json!({"l": []}), vec![append_rule("l")]), ("/lists/0/path".into(), false));
+    assert_eq!(pointer(json!({"l": []}), vec![map_rule("/l", &[])]), ("/lists/0".into(), false));
+    assert_eq!(pointer(json!({"l": []}), vec![map_rule("/l", &["k", "k"])]), ("/lists/0/keys".into(), false));
+    assert_eq!(pointer(json!({"l": 1}), vec![append_rule("/l")]), ("/values/l".into(), false));
+    assert_eq!(
+        pointer(json!({"s": [{"k": 1}], "dup": [{}]}), vec![map_rule("/dup", &["k"])]),
+        ("/values/dup/0".into(), false)
+    );
+    assert_eq!(
+        pointer(json!({"dup": [{"k": 1}]}), vec![map_rule("/dup", &["k"])]),
+        ("/lists/0/path".into(), false)
+    );
+    assert_eq!(pointer(json!({"l": []}), vec![append_rule("/l")]), ("/lists/0/path".into(), true));
+    let error = merge_component(None, &layer(json!([1])), None).unwrap_err();
+    assert_eq!(error.to_string(), "`values` is a list, not a map");
+}
+
+#[test]
+fn a_package_of_null_says_nothing() {
+    let m = merge_component(Some(&Value::Null), &layer(json!({"a": 1})), None).unwrap();
+    assert_eq!(m.values, Some(json!({"a": 1})));
+    assert_eq!(m.overrides.iter().map(|o| o.shadows()).collect::<Vec<_>>(), [false]);
+    assert_eq!(
+        merge_component(Some(&Value::Null), &layer(json!({})), None).unwrap().values,
+        Some(Value::Null)
+    );
+}
+
+#[test]
+fn patches_are_data_where_no_map_rule_is() {
+    let over = json!({"l": [{"k": 1, "$patch": "delete"}], "m": {"$patch": "delete"}});
+    assert_eq!(
+        merged(&json!({"l": [{"k": 1}], "m": {"x": 1}}), over.clone()).values.unwrap()["l"],
+        over["l"]
+    );
+    let out = with_rules(Some(json!({"l": [{"k": 1}]})), over, vec![append_rule("/l")], None).unwrap();
+    assert_eq!(out, json!({"l": [{"k": 1}, {"k": 1, "$patch": "delete"}], "m": {"$patch": "delete"}}));
+}
+
+#[test]
+fn lists_inside_elements_replace() {
+    let base = json!({"l": [{"k": 1, "inner": [1, 2], "m": {"a": 1}}]});
+    let out = with_rules(
+        Some(base),
+        json!({"l": [{"k": 1, "inner": [3], "m": {"b": null}}]}),
+        vec![map_rule("/l", &["k"])],
+        None,
+    );
+    assert_eq!(out.unwrap(), json!({"l": [{"k": 1, "inner": [3], "m": {"a": 1, "b": null}}]}));
+}
+
+/// Why the law below speaks of types; see docs/merge.md.
+#[test]
+fn layers_do_not_associate_across_a_change_of_type() {
+    for between in [json!(5), Value::Null, json!([])] {
+        let (a, b, c) = (json!({"x": {"p": 1}}), json!({"x": between}), json!({"x": {"q": 2}}));
+        assert_eq!(plus(&plus(&a, &b), &c), json!({"x": {"q": 2}}));
+        assert_eq!(plus(&a, &plus(&b, &c)), json!({"x": {"p": 1, "q": 2}}));
+    }
+}
+
+#[test]
 fn a_replaced_list_tells_what_it_drops() {
     let dropped = |base: Option<Value>, chart: Option<Value>, over: Value| {
         let m = merge_component(base.as_ref(), &layer(over), chart.as_ref()).unwrap();
@@ -384,6 +454,41 @@ proptest! {
             prop_assert!(owned, "{} changed without an override: {:?}", change.pointer, m.overrides);
         }
         prop_assert_eq!(plus(&result, &b), result);
+    }
+
+    /// `{}` over a map and absent keys: what the layer does not name is the very same, byte for byte.
+    #[test]
+    fn untouched_siblings_stay(a in tree(), b in tree()) {
+        let result = plus(&a, &b);
+        for (key, value) in a.as_object().unwrap() {
+            if b.get(key).is_none() {
+                prop_assert_eq!(serde_json::to_string(&result[key]).unwrap(), serde_json::to_string(value).unwrap());
+            }
+        }
+        for (key, value) in b.as_object().unwrap() {
+            if !value.is_object() {
+                prop_assert_eq!(&result[key], value, "lists, scalars and null replace whole");
+            }
+        }
+    }
+
+    /// Layers that bring the same `Map` lists associate as well, as long as none deletes.
+    #[test]
+    fn map_lists_associate(
+        a in prop::collection::btree_map(0u8..6, any::<i8>(), 0..5),
+        b in prop::collection::btree_map(0u8..6, any::<i8>(), 0..5),
+        c in prop::collection::btree_map(0u8..6, any::<i8>(), 0..5),
+    ) {
+        // Each layer sets a field of its own in each element, and one that all set.
+        let list = |m: &std::collections::BTreeMap<u8, i8>, own: &str| -> Value {
+            let items: Vec<Value> = m.iter().map(|(k, v)| json!({"k": k, "v": v, own: v})).collect();
+            json!({"l": items})
+        };
+        let plus = |a: &Value, b: &Value| {
+            with_rules(Some(a.clone()), b.clone(), vec![map_rule("/l", &["k"])], None).unwrap()
+        };
+        let (a, b, c) = (list(&a, "a"), list(&b, "b"), list(&c, "c"));
+        prop_assert_eq!(plus(&plus(&a, &b), &c), plus(&a, &plus(&b, &c)));
     }
 
     /// With every list appended to, nothing of the base's list is lost and its order stays.

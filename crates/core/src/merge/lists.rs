@@ -10,6 +10,25 @@ use super::{How, Place, Reason, kind_of, merge_plain};
 /// Directive of an element, as in Kubernetes' strategic merge patches.
 const PATCH: &str = "$patch";
 
+/// The layer's list, checked by itself.
+pub(super) struct Layer<'a> {
+    list: &'a [Value],
+    /// Of each element; none for `Append`.
+    identities: Vec<String>,
+}
+
+/// Checks the layer's list by itself.
+pub(super) fn layer<'a>(rule: &ListRule, list: &'a [Value]) -> Result<Layer<'a>, Reason> {
+    if rule.kind == ListMerge::Append {
+        return Ok(Layer { list, identities: Vec::new() });
+    }
+    let identities = identify(list, Place::Layer, rule.keys.as_deref().unwrap_or_default())?;
+    match list.iter().position(|element| element.get(PATCH).is_some_and(|patch| patch != "delete")) {
+        Some(index) => Err(Reason::Patch { index }),
+        None => Ok(Layer { list, identities }),
+    }
+}
+
 /// Merges the layer's list over the base by the rule.
 ///
 /// `Map` keeps the base's order, merges elements with equal keys deep, appends new ones in the layer's order, and
@@ -19,60 +38,43 @@ pub(super) fn merge(
     rule: &ListRule,
     base: &[Value],
     place: Place,
-    list: &[Value],
+    layer: &Layer<'_>,
 ) -> Result<(Vec<Value>, How), Reason> {
-    let mut out = base.to_vec();
-    if rule.kind == ListMerge::Append {
-        out.extend_from_slice(list);
-        return Ok((
-            out,
-            How::ListMerged { below: place, added: list.len(), changed: 0, removed: 0, unmatched: 0 },
-        ));
-    }
-    let keys = rule.keys.as_deref().unwrap_or_default();
-    let index = identify(base, place, keys)?;
     let (mut added, mut changed, mut removed, mut unmatched) = (0, 0, 0, 0);
-    let mut gone = vec![false; base.len()];
-    let layer = identify(list, Place::Layer, keys)?;
-    let mut identities: Vec<(&String, &usize)> = layer.iter().collect();
-    identities.sort_unstable_by_key(|(_, position)| **position);
-    for (identity, &position) in identities {
-        let Some(element) = list.get(position) else { continue };
-        let matching = index.get(identity).copied();
-        match element.get(PATCH) {
-            Some(Value::String(patch)) if patch == "delete" => match matching.and_then(|at| gone.get_mut(at))
-            {
-                Some(gone) => {
-                    *gone = true;
+    let mut out: Vec<Option<Value>> = base.iter().cloned().map(Some).collect();
+    if rule.kind == ListMerge::Append {
+        added = layer.list.len();
+        out.extend(layer.list.iter().cloned().map(Some));
+    } else {
+        let identities = identify(base, place, rule.keys.as_deref().unwrap_or_default())?;
+        let index: HashMap<&str, usize> =
+            identities.iter().enumerate().map(|(i, identity)| (identity.as_str(), i)).collect();
+        for (element, identity) in layer.list.iter().zip(&layer.identities) {
+            let below = index.get(identity.as_str()).and_then(|at| out.get_mut(*at));
+            match (element.get(PATCH).is_some(), below) {
+                (true, Some(below)) => {
+                    *below = None;
                     removed += 1;
                 }
-                None => unmatched += 1,
-            },
-            Some(_) => return Err(Reason::Patch { index: position }),
-            None => match matching.and_then(|at| out.get_mut(at)) {
-                Some(below) => {
+                (true, None) => unmatched += 1,
+                (false, Some(Some(below))) => {
                     merge_plain(below, element);
                     changed += 1;
                 }
-                None => {
-                    out.push(element.clone());
+                (false, _) => {
+                    out.push(Some(element.clone()));
                     added += 1;
                 }
-            },
+            }
         }
     }
-    let mut position = 0;
-    out.retain(|_| {
-        let keep = !gone.get(position).copied().unwrap_or(false);
-        position += 1;
-        keep
-    });
-    Ok((out, How::ListMerged { below: place, added, changed, removed, unmatched }))
+    let how = How::ListMerged { below: place, added, changed, removed, unmatched };
+    Ok((out.into_iter().flatten().collect(), how))
 }
 
-/// Position of every element by the canonical JSON of its keys.
-fn identify(list: &[Value], place: Place, keys: &[String]) -> Result<HashMap<String, usize>, Reason> {
-    let mut out = HashMap::with_capacity(list.len());
+/// The identity of every element: the canonical JSON of its keys. No two are the same.
+fn identify(list: &[Value], place: Place, keys: &[String]) -> Result<Vec<String>, Reason> {
+    let mut out = Vec::with_capacity(list.len());
     for (index, element) in list.iter().enumerate() {
         let Value::Object(element) = element else {
             return Err(Reason::NotAMap { place, index, found: kind_of(element) });
@@ -90,8 +92,12 @@ fn identify(list: &[Value], place: Place, keys: &[String]) -> Result<HashMap<Str
                 }
             }
         }
-        if let Some(first) = out.insert(identity, index) {
-            return Err(Reason::DuplicateKey { place, first, second: index });
+        out.push(identity);
+    }
+    let mut seen = HashMap::with_capacity(out.len());
+    for (second, identity) in out.iter().enumerate() {
+        if let Some(first) = seen.insert(identity.as_str(), second) {
+            return Err(Reason::DuplicateKey { place, first, second });
         }
     }
     Ok(out)

@@ -420,6 +420,8 @@ impl Merge<'_> {
             return Ok((list.to_vec(), self.replaced(below, list)));
         };
         let fail = |reason| MergeError::Rule { rule: index, path: rule.path.clone(), reason };
+        // What is wrong with the layer itself is told first, whatever the list below.
+        let layer = lists::layer(rule, list).map_err(fail)?;
         let (base, place) = match below {
             Some(Value::Array(base)) => (base.as_slice(), Place::Package),
             // The Package removes the chart's default on purpose.
@@ -438,7 +440,7 @@ impl Merge<'_> {
                 },
             },
         };
-        lists::merge(rule, base, place, list).map_err(fail)
+        lists::merge(rule, base, place, &layer).map_err(fail)
     }
 
     /// The chart's default where the walk stands.
