@@ -21,7 +21,7 @@ const TOKEN: &str = "admin";
 static ONE: Mutex<()> = Mutex::const_new(());
 
 /// Where the real parts are.
-fn cache() -> Result<PathBuf> {
+pub(crate) fn cache() -> Result<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     variable("COZY_GITOPS_CACHE")
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("cozy-gitops")))
