@@ -8,6 +8,8 @@ mod support;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cozy_api::flux::{HelmRelease, HelmReleaseSpec};
+use cozy_api::names::LABEL_PACKAGE;
 use cozy_api::packages::{Package, PackageSpec, PackageValues, PackageValuesSpec};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
@@ -16,7 +18,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, RoleBinding};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::{await_condition, conditions};
-use kube::{Client, CustomResourceExt};
+use kube::{Client, CustomResourceExt, Resource};
 use serde_json::json;
 
 use support::Cluster;
@@ -125,6 +127,7 @@ async fn the_chart_grants_nothing_unasked_and_leaves_every_object_behind() {
     let cluster = Cluster::start().await.unwrap();
     let client = cluster.client();
     namespace(&client, NAMESPACE).await;
+    support::install_flux_crds(&client).await;
 
     // A CRD that is there already, Cozystack's own, is left as it is.
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -172,6 +175,8 @@ async fn the_chart_grants_nothing_unasked_and_leaves_every_object_behind() {
         .create(&PostParams::default(), &PackageValues::new("a", PackageValuesSpec::default()))
         .await
         .unwrap();
+    let releases: Api<HelmRelease> = Api::namespaced(client.clone(), NAMESPACE);
+    let release = releases.create(&PostParams::default(), &release_of(&package)).await.unwrap();
     helm(&cluster, &["uninstall", "cozy-gitops", "--wait", "--timeout", "2m"]).await;
     assert!(ours::<ClusterRoleBinding>(&client).await.is_empty());
     assert!(ours::<ClusterRole>(&client).await.is_empty());
@@ -179,9 +184,25 @@ async fn the_chart_grants_nothing_unasked_and_leaves_every_object_behind() {
     assert!(ours::<Deployment>(&client).await.is_empty());
     assert_eq!(packages.get("a").await.unwrap().metadata.uid, package.metadata.uid);
     assert_eq!(values.get("a").await.unwrap().metadata.uid, value.metadata.uid);
+    let kept = releases.get("a").await.unwrap();
+    assert_eq!((kept.metadata.uid, kept.spec), (release.metadata.uid, release.spec));
     for crd in crds.list(&ListParams::default()).await.unwrap() {
         assert_eq!(crd.metadata.deletion_timestamp, None);
     }
+}
+
+/// A HelmRelease as the operator makes it for the Package.
+fn release_of(package: &Package) -> HelmRelease {
+    let spec = json!({
+        "interval": "5m0s",
+        "chartRef": { "kind": "ExternalArtifact", "name": "a-default-a", "namespace": NAMESPACE },
+        "values": { "a": 1 },
+    });
+    let spec: HelmReleaseSpec = serde_json::from_value(spec).unwrap();
+    let mut release = HelmRelease::new(NAMESPACE, "a", spec);
+    release.metadata.labels = Some([(LABEL_PACKAGE.to_owned(), "a".to_owned())].into());
+    release.metadata.owner_references = package.controller_owner_ref(&()).map(|owner| vec![owner]);
+    release
 }
 
 async fn rights(client: &Client) {

@@ -17,12 +17,10 @@ use cozy_api::flux::{
     OCIRepository, OCIRepositorySpec, ObjectRef, OciRef, OciVerify, Other, PostBuild, SourceStatus,
     SubstituteReference, ValuesReference, WaitStrategy,
 };
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::serde::{Serialize, de::DeserializeOwned};
 use kube::api::{Api, Patch, PatchParams};
 use kube::core::NamespaceResourceScope;
-use kube::runtime::wait::{await_condition, conditions};
 use kube::{Client, Resource};
 use serde_json::{Value, json};
 
@@ -300,26 +298,6 @@ fn kustomization() -> (Kustomization, KustomizationStatus) {
     (Kustomization::new("default", "a", spec), status)
 }
 
-async fn install_flux_crds(client: &Client) {
-    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let mut names = Vec::new();
-    for part in std::fs::read_dir(support::cache().unwrap().join("crds")).unwrap() {
-        for file in std::fs::read_dir(part.unwrap().path()).unwrap() {
-            let bytes = std::fs::read(file.unwrap().path()).unwrap();
-            for document in cozy_yaml::parse_bytes(&bytes, &cozy_yaml::Limits::default()) {
-                let crd = document.unwrap().value;
-                let name = crd["metadata"]["name"].as_str().unwrap().to_owned();
-                crds.patch(&name, &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await.unwrap();
-                names.push(name);
-            }
-        }
-    }
-    for name in &names {
-        let established = await_condition(crds.clone(), name, conditions::is_crd_established());
-        tokio::time::timeout(Duration::from_secs(120), established).await.unwrap().unwrap();
-    }
-}
-
 /// Server-side apply and a merge of the status, both strict: a field that the CRD does not have is an error.
 async fn strict<K, S>(client: &Client, (object, status): (K, S))
 where
@@ -360,7 +338,7 @@ where
 async fn every_field_of_a_view_is_one_of_flux() {
     let cluster = Cluster::start().await.unwrap();
     let client = cluster.client();
-    install_flux_crds(&client).await;
+    support::install_flux_crds(&client).await;
     strict(&client, helm_release()).await;
     strict(&client, artifact_generator()).await;
     strict(&client, external_artifact()).await;

@@ -10,8 +10,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
+use kube::api::{Api, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::runtime::wait::{await_condition, conditions};
 use tokio::sync::{Mutex, MutexGuard};
 
 /// Longest time that a part may need to start on a loaded machine.
@@ -21,7 +24,7 @@ const TOKEN: &str = "admin";
 static ONE: Mutex<()> = Mutex::const_new(());
 
 /// Where the real parts are.
-pub(crate) fn cache() -> Result<PathBuf> {
+fn cache() -> Result<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     variable("COZY_GITOPS_CACHE")
         .or_else(|| Some(variable("XDG_CACHE_HOME")?.join("cozy-gitops")))
@@ -200,5 +203,26 @@ async fn ready(client: &Client, api_server: &mut Child) -> Result<()> {
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
         }
+    }
+}
+
+/// Installs Flux's CRDs, those of the controllers' versions in the cache.
+pub(crate) async fn install_flux_crds(client: &Client) {
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let mut names = Vec::new();
+    for part in std::fs::read_dir(cache().unwrap().join("crds")).unwrap() {
+        for file in std::fs::read_dir(part.unwrap().path()).unwrap() {
+            let bytes = std::fs::read(file.unwrap().path()).unwrap();
+            for document in cozy_yaml::parse_bytes(&bytes, &cozy_yaml::Limits::default()) {
+                let crd = document.unwrap().value;
+                let name = crd["metadata"]["name"].as_str().unwrap().to_owned();
+                crds.patch(&name, &PatchParams::apply("test").force(), &Patch::Apply(&crd)).await.unwrap();
+                names.push(name);
+            }
+        }
+    }
+    for name in &names {
+        let established = await_condition(crds.clone(), name, conditions::is_crd_established());
+        tokio::time::timeout(Duration::from_secs(120), established).await.unwrap().unwrap();
     }
 }
