@@ -19,6 +19,7 @@ mod position;
 mod print;
 mod scalar;
 mod split;
+mod tabs;
 
 pub use canonical::{canonical_eq, canonical_json, digest, normalize};
 pub use error::{Error, ErrorKind};

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use crate::position::{Children, Entry, Node};
 use crate::scalar::{Scalar, resolve};
 use crate::split::{Chunk, decode, split_stream, whole};
+use crate::tabs::Tabs;
 use crate::{Error, ErrorKind, Limits, Position, Positions};
 
 /// One document of a text.
@@ -123,9 +124,13 @@ fn parse_chunk(
         block_nesting_limit: limits.depth.saturating_add(1),
     };
     let mut composer = Composer::new(chunk, limits, duplicates);
+    let mut tabs = Tabs::new(chunk.text);
     for event in Parser::new_from_str_with_options(chunk.text, options) {
         let step = match event {
-            Ok((event, span)) => composer.event(event, &span),
+            Ok((event, span)) => match tabs.before(&event, &span) {
+                Some(tab) => Err(tab_error(chunk, tab)),
+                None => composer.event(event, &span),
+            },
             Err(error) => Err(scan_error(&error, chunk, limits)),
         };
         match step {
@@ -147,6 +152,14 @@ fn parse_chunk(
 
 fn document_of(value: Value, root: Arc<Node>, index: usize) -> Document {
     Document { value, start: root.start, positions: Positions { root }, index }
+}
+
+fn tab_error(chunk: &Chunk<'_>, offset: usize) -> Error {
+    let before = chunk.text.get(..offset).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count();
+    let message = "a tab indents this line; kubectl and Flux take nothing but spaces there";
+    ErrorKind::Syntax(message.to_owned()).at(place(chunk, line, column))
 }
 
 fn scan_error(error: &ScanError, chunk: &Chunk<'_>, limits: &Limits) -> Error {

@@ -86,6 +86,32 @@ fn what_kubectl_refuses_or_skips_is_an_error_in_its_place() {
 }
 
 #[test]
+fn tabs_do_not_indent() {
+    for (text, place) in [
+        ("a:\n\tb: 1\n", at(2, 2)),
+        ("a:\n  \tb\n", at(2, 3)),
+        ("a: 1\n\t\nb: 2\n", at(2, 1)),
+        ("a: 1\n \t# c\nb: 2\n", at(2, 2)),
+        ("a:\n- \tb\n", at(2, 3)),
+        ("a: |\n  \tb\n", at(2, 3)),
+        ("a: |\n  b\n\t\nc: 1\n", at(3, 1)),
+    ] {
+        let e = error(text);
+        assert_eq!(e.position, place, "{text:?}: {e}");
+        assert!(e.to_string().contains("tab"), "{text:?}: {e}");
+    }
+    for text in [
+        "a:\tb\n",
+        "a: {\n\tb: 1,\n\t}\n",
+        "a: |\n  b\n  \tc\n\n",
+        "a: b\t# c\n",
+        "a: 'x\n\ty'\nb: \"z\n\t\"\n",
+    ] {
+        one(text);
+    }
+}
+
+#[test]
 fn three_dashes_in_a_text_are_not_a_document() {
     let d = one("a: |\n  ---\n  b\n");
     assert_eq!(d.value, json!({"a": "---\nb\n"}));

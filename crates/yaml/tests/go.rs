@@ -470,6 +470,47 @@ fn streams() {
     assert!(different.is_empty(), "{}", different.join("\n"));
 }
 
+/// Mappings of YAML's own parts, put together at random.
+fn parts() -> impl Strategy<Value = String> {
+    let part = prop::sample::select(vec![
+        " a", "b: ", "- ", "? ", ": ", "\n", "\n", "\n  ", "\n  ", "\n    ", "{", "}", "[", "]", ", ", "&x ",
+        "*x", "<<: ", "!!str ", "!t ", "|\n", ">\n", "|2-", ">+", "'", "\"", "\\", "\\u00e9", "#", " # c",
+        "\nc: ", "\nd: ", "\n- ", "\n  - ", "e: ", "f: ", " ", "x y", "~", "null", "yes", "0755", "1_0",
+        "1e3", "-0.0", "\t", "é", "😀", "\"q\"", "'s'", "{g: h}", "[1, 2]",
+    ]);
+    prop::collection::vec(part, 0..16).prop_map(|parts| format!("k: {}\nzz: 1\n", parts.concat()))
+}
+
+/// Whatever both read, they read alike; and what only one of them reads is rare and known.
+#[test]
+fn random_mappings() {
+    use proptest::strategy::ValueTree as _;
+    let mut runner = proptest::test_runner::TestRunner::deterministic();
+    let texts: Vec<String> = (0..20_000).map(|_| parts().new_tree(&mut runner).unwrap().current()).collect();
+    let Some(answers) = ask_go(&texts) else { return };
+    let (mut both, mut only_go, mut only_we) = (0, 0, 0);
+    for (text, go) in texts.iter().zip(answers) {
+        match (parse_chart_values(text.as_bytes(), &Limits::default()), go) {
+            (Ok(ours), Ok(go)) => {
+                both += 1;
+                assert_eq!(canonical_json(&ours.value), canonical_json(&go), "{text:?}");
+            }
+            // Go reads a block scalar whose header is not indented.
+            (Err(error), Ok(Value::Object(go))) if go.contains_key("zz") => {
+                only_go += 1;
+                assert!(error.to_string().contains("simple key expected"), "{text:?}: {error}");
+            }
+            // Go minds more tabs.
+            (Ok(ours), Err(reason)) => {
+                only_we += 1;
+                assert!(text.contains('\t'), "{text:?}: {:?}, {reason}", ours.value);
+            }
+            _ => {}
+        }
+    }
+    assert!(both > 2000 && only_go < 100 && only_we < 20, "{both} {only_go} {only_we}");
+}
+
 fn files(dir: &Path, out: &mut Vec<std::path::PathBuf>) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();
