@@ -3,6 +3,7 @@
 pub mod admission;
 pub mod chart;
 pub mod duration;
+pub mod managed;
 pub mod merge;
 pub mod render;
 pub mod snapshot;

@@ -1,1 +1,3 @@
 //! Admission decisions: stamping, pruning, guards.
+
+pub mod package_guard;
