@@ -2,26 +2,35 @@
 
 use granit_parser::{Event, ScalarStyle, Span, StructureStyle};
 
+#[derive(Clone, Copy, PartialEq)]
+enum Last {
+    /// The beginning of a collection.
+    Collection,
+    /// A plain scalar, which Go reads on over blank lines to see whether it goes on.
+    Plain,
+    Other,
+}
+
 /// Looks at what stands between the tokens of one text.
 pub(crate) struct Tabs<'a> {
     text: &'a str,
     /// Where the last token ended.
     from: usize,
-    /// For each open collection, whether it is in flow style; inside those, tabs are white space.
-    flow: Vec<bool>,
-    /// Whether that token began a collection.
-    collection: bool,
+    /// For each open collection, whether it is in flow style, where tabs are white space, and its column.
+    open: Vec<(bool, usize)>,
+    /// What that token was.
+    last: Last,
 }
 
 impl<'a> Tabs<'a> {
     pub(crate) fn new(text: &'a str) -> Self {
-        Self { text, from: 0, flow: Vec::new(), collection: false }
+        Self { text, from: 0, open: Vec::new(), last: Last::Other }
     }
 
     /// Byte offset of a tab before this event that indents something.
     pub(crate) fn before(&mut self, event: &Event<'_>, span: &Span) -> Option<usize> {
         let (start, end) = (span.start.byte_offset()?, span.end.byte_offset()?);
-        let in_flow = self.flow.last().copied().unwrap_or_default();
+        let in_flow = self.open.last().is_some_and(|(flow, _)| *flow);
         let bad = match event {
             _ if in_flow => None,
             Event::Scalar(_, ScalarStyle::Literal | ScalarStyle::Folded, ..) => {
@@ -31,19 +40,24 @@ impl<'a> Tabs<'a> {
         };
         match event {
             Event::SequenceStart(style, ..) | Event::MappingStart(style, ..) => {
-                self.flow.push(in_flow || *style == StructureStyle::Flow);
+                self.open.push((in_flow || *style == StructureStyle::Flow, span.start.col()));
                 self.from = self.from.max(start);
-                self.collection = true;
+                self.last = Last::Collection;
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                self.flow.pop();
+                self.open.pop();
                 if in_flow {
                     self.from = self.from.max(end);
+                    self.last = Last::Other;
                 }
             }
-            Event::Scalar(..) | Event::Alias(_) => {
+            Event::Scalar(_, style, ..) => {
                 self.from = self.from.max(end);
-                self.collection = false;
+                self.last = if *style == ScalarStyle::Plain { Last::Plain } else { Last::Other };
+            }
+            Event::Alias(_) => {
+                self.from = self.from.max(end);
+                self.last = Last::Other;
             }
             _ => {}
         }
@@ -64,6 +78,8 @@ impl<'a> Tabs<'a> {
                 let lead = line.len() - rest.len();
                 if rest.starts_with(['\n', '\r', '#'])
                     && let Some(tab) = line.get(..lead).and_then(|lead| lead.find('\t'))
+                    && (self.last != Last::Plain
+                        || self.open.last().is_some_and(|(_, column)| tab <= *column))
                 {
                     return Some(offset + tab);
                 }
@@ -74,7 +90,7 @@ impl<'a> Tabs<'a> {
         let begin = self.text.get(..start)?.rfind('\n').map_or(0, |at| at + 1);
         let begin = match begin < self.from {
             false => begin,
-            true if self.collection => self.from,
+            true if self.last == Last::Collection => self.from,
             true => return None,
         };
         let line = self.text.get(begin..start)?;

@@ -91,7 +91,8 @@ fn tabs_do_not_indent() {
         ("a:\n\tb: 1\n", at(2, 2)),
         ("a:\n  \tb\n", at(2, 3)),
         ("a: 1\n\t\nb: 2\n", at(2, 1)),
-        ("a: 1\n \t# c\nb: 2\n", at(2, 2)),
+        ("a: [1]\n \t# c\nb: 2\n", at(2, 2)),
+        ("a: 1\n\t# c\nb: 2\n", at(2, 1)),
         ("a:\n- \tb\n", at(2, 3)),
         ("a: |\n  \tb\n", at(2, 3)),
         ("a: |\n  b\n\t\nc: 1\n", at(3, 1)),
@@ -102,9 +103,10 @@ fn tabs_do_not_indent() {
     }
     for text in [
         "a:\tb\n",
-        "a: {\n\tb: 1,\n\t}\n",
+        "a: {\n b:\t1,\t\n }\n",
         "a: |\n  b\n  \tc\n\n",
         "a: b\t# c\n",
+        "a: 1\n \t# c\nb: 2\n",
         "a: 'x\n\ty'\nb: \"z\n\t\"\n",
     ] {
         one(text);

@@ -489,16 +489,20 @@ fn random_mappings() {
     let texts: Vec<String> = (0..20_000).map(|_| parts().new_tree(&mut runner).unwrap().current()).collect();
     let Some(answers) = ask_go(&texts) else { return };
     let (mut both, mut only_go, mut only_we) = (0, 0, 0);
+    let mut unknown = Vec::new();
     for (text, go) in texts.iter().zip(answers) {
         match (parse_chart_values(text.as_bytes(), &Limits::default()), go) {
             (Ok(ours), Ok(go)) => {
                 both += 1;
                 assert_eq!(canonical_json(&ours.value), canonical_json(&go), "{text:?}");
             }
-            // Go reads a block scalar whose header is not indented.
+            // Go reads a block scalar whose header is not indented, `'a'#comment`, and a flow list's line of tabs.
             (Err(error), Ok(Value::Object(go))) if go.contains_key("zz") => {
                 only_go += 1;
-                assert!(error.to_string().contains("simple key expected"), "{text:?}: {error}");
+                let known = ["simple key expected", "comments must be separated", "tabs disallowed"];
+                if !known.iter().any(|known| error.to_string().contains(known)) {
+                    unknown.push(format!("{text:?}: {error}, but Go has {go:?}"));
+                }
             }
             // Go minds more tabs.
             (Ok(ours), Err(reason)) => {
@@ -508,6 +512,7 @@ fn random_mappings() {
             _ => {}
         }
     }
+    assert!(unknown.is_empty(), "{}", unknown.join("\n"));
     assert!(both > 2000 && only_go < 100 && only_we < 20, "{both} {only_go} {only_we}");
 }
 
