@@ -122,6 +122,22 @@ where
     list.items.iter().map(|object| object.meta().name.clone().unwrap()).collect()
 }
 
+/// Waits until none of the chart's objects of a kind is left.
+async fn gone<K>(client: &Client)
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + k8s_openapi::serde::de::DeserializeOwned,
+{
+    let deadline = tokio::time::Instant::now() + LONG;
+    loop {
+        let left = ours::<K>(client).await;
+        if left.is_empty() {
+            return;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{} {left:?} stayed", K::kind(&()));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
 #[tokio::test]
 async fn the_chart_grants_nothing_unasked_and_leaves_every_object_behind() {
     let cluster = Cluster::start().await.unwrap();
@@ -166,6 +182,8 @@ async fn the_chart_grants_nothing_unasked_and_leaves_every_object_behind() {
         }
     }
 
+    secrets_are_confined(&client).await;
+
     // Uninstalled: the operator and its rights are gone, what the users made is not.
     let packages: Api<Package> = Api::all(client.clone());
     let values: Api<PackageValues> = Api::all(client.clone());
@@ -177,11 +195,12 @@ async fn the_chart_grants_nothing_unasked_and_leaves_every_object_behind() {
         .unwrap();
     let releases: Api<HelmRelease> = Api::namespaced(client.clone(), NAMESPACE);
     let release = releases.create(&PostParams::default(), &release_of(&package)).await.unwrap();
-    helm(&cluster, &["uninstall", "cozy-gitops", "--wait", "--timeout", "2m"]).await;
-    assert!(ours::<ClusterRoleBinding>(&client).await.is_empty());
-    assert!(ours::<ClusterRole>(&client).await.is_empty());
-    assert!(ours::<RoleBinding>(&client).await.is_empty());
-    assert!(ours::<Deployment>(&client).await.is_empty());
+    helm(&cluster, &["uninstall", "cozy-gitops"]).await;
+    gone::<ClusterRoleBinding>(&client).await;
+    gone::<ClusterRole>(&client).await;
+    gone::<RoleBinding>(&client).await;
+    gone::<ServiceAccount>(&client).await;
+    gone::<Deployment>(&client).await;
     assert_eq!(packages.get("a").await.unwrap().metadata.uid, package.metadata.uid);
     assert_eq!(values.get("a").await.unwrap().metadata.uid, value.metadata.uid);
     let kept = releases.get("a").await.unwrap();
@@ -252,6 +271,37 @@ async fn rights(client: &Client) {
     bind(client, "linstor-values", "storage").await;
     may_soon(client, "storage", "patch", "packagevalues", "cozystack.linstor").await;
     assert!(!may(client, "storage", "patch", "packagevalues", "cozystack.cilium").await);
+}
+
+/// The operator, in operator mode the last, lists the platform's values in all namespaces and no other Secret.
+async fn secrets_are_confined(client: &Client) {
+    let deadline = tokio::time::Instant::now() + LONG;
+    while as_operator(client, "/api/v1/secrets?fieldSelector=metadata.name%3Dcozystack-values").await != 200 {
+        assert!(tokio::time::Instant::now() < deadline, "the platform's values cannot be listed");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    for path in [
+        "/api/v1/secrets",
+        "/api/v1/secrets?fieldSelector=metadata.name%3Dother",
+        "/api/v1/namespaces/cozy-system/secrets",
+        "/api/v1/namespaces/cozy-system/secrets/other",
+        "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+    ] {
+        assert_eq!(as_operator(client, path).await, 403, "{path}");
+    }
+}
+
+/// HTTP status of a GET as the operator's ServiceAccount.
+async fn as_operator(client: &Client, path: &str) -> u16 {
+    let request = http::Request::get(path)
+        .header("Impersonate-User", format!("system:serviceaccount:{NAMESPACE}:cozy-gitops"))
+        .body(Vec::new())
+        .unwrap();
+    match client.request_text(request).await {
+        Ok(_) => 200,
+        Err(kube::Error::Api(status)) => status.code,
+        Err(error) => panic!("no answer of the API server: {error}"),
+    }
 }
 
 /// The Deployment's pod, made by hand since no controller runs it here, in a namespace that enforces `restricted`.
