@@ -1,1 +1,3 @@
-//! See tests/ and benches/.
+//! What several end-to-end tests share; the tests themselves are in `tests/`.
+
+pub mod rbac;
