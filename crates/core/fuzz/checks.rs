@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// Reads `data` as a YAML map of `base`, `values`, `lists`, `chart` and `schema`, each of which may be missing.
 pub(crate) fn merge(data: &[u8]) {
-    let limits = Limits { bytes: 1 << 16, depth: 40, alias_nodes: 2000, alias_bytes: 1 << 16 };
+    let limits = Limits { bytes: 1 << 16, depth: 40, nodes: 5000, alias_nodes: 2000, alias_bytes: 1 << 16 };
     let Ok(document) = parse_one(data, &limits) else { return };
     let part = |name: &str| document.value.get(name);
     let layer = ComponentValues {

@@ -10,7 +10,7 @@ use serde_json::Value;
 /// Reads `data` in every way.
 pub(crate) fn read(data: &[u8]) {
     // Small limits, so that the fuzzer meets them.
-    let limits = Limits { bytes: 1 << 16, depth: 20, alias_nodes: 2000, alias_bytes: 1 << 16 };
+    let limits = Limits { bytes: 1 << 16, depth: 20, nodes: 5000, alias_nodes: 2000, alias_bytes: 1 << 16 };
     for document in parse_bytes(data, &limits) {
         match document {
             Ok(document) => check(data, &document),

@@ -65,6 +65,12 @@ pub enum ErrorKind {
         /// What is allowed.
         limit: usize,
     },
+    /// More than [`crate::Limits::nodes`].
+    #[error("more than {limit} values in one document; is it the right file?")]
+    TooMany {
+        /// What is allowed.
+        limit: usize,
+    },
     /// More than [`crate::Limits::alias_nodes`] or [`crate::Limits::alias_bytes`].
     #[error(
         "its anchors and aliases expand to far more than it says; refusing what looks like a YAML bomb, write the values out"

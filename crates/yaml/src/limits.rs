@@ -9,17 +9,19 @@ pub struct Limits {
     pub bytes: usize,
     /// Deepest nesting of mappings and sequences, aliases expanded.
     pub depth: usize,
-    /// Most nodes (scalars, sequences, mappings) that the anchors and aliases of one document may add.
+    /// Most nodes (scalars, sequences, mappings) of one document, aliases expanded; each costs some 100 bytes.
+    pub nodes: usize,
+    /// Most nodes that the anchors and aliases of one document may add.
     pub alias_nodes: usize,
     /// Most bytes of text that the anchors and aliases of one document may add.
     pub alias_bytes: usize,
 }
 
 impl Default for Limits {
-    /// 32 MiB of text, 120 levels (below the 128 at which `serde_json` stops), and at most 200,000 nodes or
+    /// 32 MiB of text, 120 levels (below the 128 at which `serde_json` stops), two million nodes; 200,000 nodes and
     /// 16 MiB of text out of aliases (Go stops near 400,000 decode operations).
     fn default() -> Self {
-        Self { bytes: 32 << 20, depth: 120, alias_nodes: 200_000, alias_bytes: 16 << 20 }
+        Self { bytes: 32 << 20, depth: 120, nodes: 2_000_000, alias_nodes: 200_000, alias_bytes: 16 << 20 }
     }
 }
 

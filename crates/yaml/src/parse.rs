@@ -440,6 +440,9 @@ impl<'c, 'a> Composer<'c, 'a> {
     }
 
     fn attach(&mut self, built: Built, at: Position) -> Step {
+        if self.nodes > self.limits.nodes {
+            return Err(ErrorKind::TooMany { limit: self.limits.nodes }.at(at));
+        }
         let refuse = self.duplicates == Duplicates::Refuse;
         let Some(frame) = self.stack.last_mut() else {
             self.root = Some(built);

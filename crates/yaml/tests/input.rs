@@ -157,6 +157,20 @@ fn depth_is_bounded() {
 }
 
 #[test]
+fn values_are_counted() {
+    let limits = Limits { nodes: 100, ..Limits::default() };
+    for text in [
+        format!("[{}]", "1, ".repeat(101)),
+        "- a\n".repeat(101),
+        format!("{{\"a\": [{}1]}}", "1,".repeat(101)),
+    ] {
+        let error = parse_one(text.as_bytes(), &limits).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::TooMany { limit: 100 }, "{text}");
+        assert!(parse_one(text.as_bytes(), &Limits::default()).is_ok());
+    }
+}
+
+#[test]
 fn alias_bombs_are_refused() {
     let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for i in 1..10 {
