@@ -253,20 +253,33 @@ fn matches(pattern: &str, key: &str) -> bool {
     jsonschema::validator_for(&schema).map_or(true, |validator| validator.is_valid(&Value::from(key)))
 }
 
-/// Helm's `CoalesceTables`: maps merge, everything else replaces, `null` removes the default.
+/// Merges values over a chart's defaults as Helm does (`chartutil.CoalesceValues`): maps merge, everything else
+/// replaces, `null` removes the default that is there, and stays where there is none.
 pub fn coalesce(defaults: &mut Value, over: &Value) {
-    match (defaults, over) {
-        (Value::Object(defaults), Value::Object(over)) => {
-            for (key, value) in over {
-                if value.is_null() {
-                    defaults.remove(key);
-                } else if let Some(below) = defaults.get_mut(key) {
-                    coalesce(below, value);
-                } else {
-                    defaults.insert(key.clone(), value.clone());
-                }
+    coalesce_at(defaults, over, true);
+}
+
+fn coalesce_at(defaults: &mut Value, over: &Value, top: bool) {
+    let (Value::Object(defaults), Value::Object(over)) = (&mut *defaults, over) else {
+        *defaults = over.clone();
+        return;
+    };
+    for (key, value) in over {
+        match defaults.get_mut(key) {
+            // Over a `null` of the chart, `null` stays; Helm makes an exception of the top level.
+            Some(below) if value.is_null() && (top || !below.is_null()) => {
+                defaults.remove(key);
+            }
+            Some(below) => coalesce_at(below, value, false),
+            None => {
+                defaults.insert(key.clone(), value.clone());
             }
         }
-        (defaults, over) => *defaults = over.clone(),
     }
+}
+
+/// Merges one of a component's `valuesFiles` over those before it as Flux does when it builds the artifact
+/// (`transform.MergeMaps`): like [`coalesce`], but `null` is a value like others.
+pub fn merge_file(values: &mut Value, over: &Value) {
+    crate::merge::merge_plain(values, over);
 }

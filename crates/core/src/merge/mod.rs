@@ -467,7 +467,7 @@ impl Merge<'_> {
 }
 
 /// Merges one map over another without rules: what an element of a `Map` list gets.
-fn merge_plain(target: &mut Value, over: &Value) {
+pub(crate) fn merge_plain(target: &mut Value, over: &Value) {
     match (target, over) {
         (Value::Object(target), Value::Object(over)) => {
             for (key, value) in over {
