@@ -1,5 +1,5 @@
 //! What Helm makes of values: the real one, where it was built (`peers/build.sh`).
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
