@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use serde_json::{Number, Value};
+use serde_json::Value;
 
-use crate::parse::{Built, Composer, Duplicates};
+use crate::parse::{Built, Composer, Reading};
 use crate::position::{Children, Node};
 use crate::split::Chunk;
 use crate::{Error, ErrorKind, Limits, Position};
@@ -14,9 +14,9 @@ use crate::{Error, ErrorKind, Limits, Position};
 pub(crate) fn read(
     chunk: &Chunk<'_>,
     limits: &Limits,
-    duplicates: Duplicates,
+    reading: Reading,
 ) -> Result<Option<(Value, Arc<Node>)>, Error> {
-    let mut composer = Composer::new(chunk, limits, duplicates);
+    let mut composer = Composer::new(chunk, limits, reading);
     let (mut line, mut column) = (chunk.lines_before + 1, chunk.columns_before + 1);
     let mut rest = chunk.text;
     while let Some(first) = rest.chars().next() {
@@ -46,7 +46,7 @@ pub(crate) fn read(
                 let text = rest.get(..token).unwrap_or_default();
                 let value = serde_json::from_str::<Value>(text)
                     .map_err(|_| ErrorKind::Number(text.to_owned()).at(position))?;
-                composer.scalar_node(built(value, position), position)?;
+                composer.scalar_node(built(as_go_prints(value, reading), position), position)?;
                 token
             }
             // White space, commas and colons: the syntax is known to be right.
@@ -66,11 +66,6 @@ pub(crate) fn read(
 }
 
 fn built(value: Value, position: Position) -> Built {
-    // `1.0` is `1`, as it is once Go printed what it read.
-    let value = match value {
-        Value::Number(number) => Value::Number(as_go_prints(number)),
-        other => other,
-    };
     let key = value.as_str().map(str::to_owned);
     Built {
         value,
@@ -81,12 +76,16 @@ fn built(value: Value, position: Position) -> Built {
     }
 }
 
-fn as_go_prints(number: Number) -> Number {
-    if number.is_f64() {
-        let float = number.as_f64().and_then(crate::canonical::number_from_f64);
-        return float.unwrap_or(number);
+/// `1.0` is `1`, as it is once Go printed what it read; in manifests, integers beyond `i64` are floats.
+fn as_go_prints(value: Value, reading: Reading) -> Value {
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            let integer = number.as_f64().and_then(crate::canonical::number_from_f64);
+            Value::Number(integer.unwrap_or(number))
+        }
+        value @ Value::Number(_) if reading == Reading::Manifests => crate::normalize(value),
+        other => other,
     }
-    number
 }
 
 /// Length in bytes of the string that `text` begins with, quotes included.

@@ -29,7 +29,7 @@ pub struct Document {
 /// Reads every document of a file of manifests as kubectl and Flux do: cut at lines that begin with `---`,
 /// documents of nothing but white space and comments left out, JSON documents one directly after the other.
 ///
-/// A broken document is an `Err` in its place and does not hide the others. What kubectl and Flux refuse (text
+/// Numbers are what the API server will store, see [`crate::normalize`]. A broken document is an `Err` in its place and does not hide the others. What kubectl and Flux refuse (text
 /// after `---`, directives) or silently skip (text after `...`) is an error as well.
 #[must_use]
 pub fn parse_documents(text: &str, limits: &Limits) -> Vec<Result<Document, Error>> {
@@ -41,7 +41,7 @@ pub fn parse_documents(text: &str, limits: &Limits) -> Vec<Result<Document, Erro
     let mut index = 0;
     for chunk in split_stream(text) {
         match chunk {
-            Ok(chunk) => parse_chunk(&chunk, limits, Duplicates::Refuse, &mut index, &mut out),
+            Ok(chunk) => parse_chunk(&chunk, limits, Reading::Manifests, &mut index, &mut out),
             Err(error) => {
                 out.push(Err(error));
                 index += 1;
@@ -70,7 +70,7 @@ pub fn parse_bytes(bytes: &[u8], limits: &Limits) -> Vec<Result<Document, Error>
 /// # Errors
 /// The first error of the text, or [`ErrorKind::NotOne`].
 pub fn parse_one(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
-    one(bytes, limits, Duplicates::Refuse)
+    one(bytes, limits, Reading::Text)
 }
 
 /// Reads a chart's `values.yaml` as Helm does: like [`parse_one`], but of a key that stands twice the last one
@@ -79,15 +79,15 @@ pub fn parse_one(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
 /// # Errors
 /// The first error of the text, or [`ErrorKind::NotOne`]: Helm would silently take the first document.
 pub fn parse_chart_values(bytes: &[u8], limits: &Limits) -> Result<Document, Error> {
-    one(bytes, limits, Duplicates::Last)
+    one(bytes, limits, Reading::ChartValues)
 }
 
-fn one(bytes: &[u8], limits: &Limits, duplicates: Duplicates) -> Result<Document, Error> {
+fn one(bytes: &[u8], limits: &Limits, reading: Reading) -> Result<Document, Error> {
     limits.check_length(bytes.len() as u64)?;
     let mut out = Vec::new();
     let mut index = 0;
     for chunk in whole(decode(bytes)?, 0) {
-        parse_chunk(&chunk, limits, duplicates, &mut index, &mut out);
+        parse_chunk(&chunk, limits, reading, &mut index, &mut out);
     }
     let mut documents = out.into_iter().collect::<Result<Vec<_>, _>>()?;
     match (documents.pop(), documents.len()) {
@@ -105,12 +105,12 @@ fn one(bytes: &[u8], limits: &Limits, duplicates: Duplicates) -> Result<Document
 fn parse_chunk(
     chunk: &Chunk<'_>,
     limits: &Limits,
-    duplicates: Duplicates,
+    reading: Reading,
     index: &mut usize,
     out: &mut Vec<Result<Document, Error>>,
 ) {
     if chunk.json {
-        if let Some(document) = crate::json::read(chunk, limits, duplicates).transpose() {
+        if let Some(document) = crate::json::read(chunk, limits, reading).transpose() {
             out.push(document.map(|(value, node)| document_of(value, node, *index)));
             *index += 1;
         }
@@ -123,7 +123,7 @@ fn parse_chunk(
         flow_nesting_limit: limits.depth.saturating_add(1),
         block_nesting_limit: limits.depth.saturating_add(1),
     };
-    let mut composer = Composer::new(chunk, limits, duplicates);
+    let mut composer = Composer::new(chunk, limits, reading);
     let mut tabs = Tabs::new(chunk.text);
     for event in Parser::new_from_str_with_options(chunk.text, options) {
         let step = match event {
@@ -178,13 +178,15 @@ fn place(chunk: &Chunk<'_>, line: usize, column: usize) -> Position {
     }
 }
 
-/// What a key that stands twice in a mapping means.
+/// What a text is read for.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum Duplicates {
-    /// An error.
-    Refuse,
-    /// The last one counts, as in Go.
-    Last,
+pub(crate) enum Reading {
+    /// Objects for an API server: numbers as it stores them.
+    Manifests,
+    /// Anything else: numbers as they are written.
+    Text,
+    /// A chart's values: of a key that stands twice, the last one counts.
+    ChartValues,
 }
 
 /// A finished node on its way to its parent.
@@ -235,7 +237,7 @@ struct Frame {
 pub(crate) struct Composer<'c, 'a> {
     chunk: &'c Chunk<'a>,
     limits: &'c Limits,
-    duplicates: Duplicates,
+    reading: Reading,
     stack: Vec<Frame>,
     anchors: HashMap<usize, Anchored>,
     root: Option<Built>,
@@ -253,11 +255,11 @@ pub(crate) struct Composer<'c, 'a> {
 pub(crate) type Step = Result<Option<Option<(Value, Arc<Node>)>>, Error>;
 
 impl<'c, 'a> Composer<'c, 'a> {
-    pub(crate) fn new(chunk: &'c Chunk<'a>, limits: &'c Limits, duplicates: Duplicates) -> Self {
+    pub(crate) fn new(chunk: &'c Chunk<'a>, limits: &'c Limits, reading: Reading) -> Self {
         Self {
             chunk,
             limits,
-            duplicates,
+            reading,
             stack: Vec::new(),
             anchors: HashMap::new(),
             root: None,
@@ -273,7 +275,7 @@ impl<'c, 'a> Composer<'c, 'a> {
         let at = place(self.chunk, span.start.line(), span.start.col());
         match event {
             Event::DocumentStart(..) => {
-                *self = Self::new(self.chunk, self.limits, self.duplicates);
+                *self = Self::new(self.chunk, self.limits, self.reading);
                 Ok(None)
             }
             Event::DocumentEnd => Ok(Some(self.finished())),
@@ -443,7 +445,7 @@ impl<'c, 'a> Composer<'c, 'a> {
         if self.nodes > self.limits.nodes {
             return Err(ErrorKind::TooMany { limit: self.limits.nodes }.at(at));
         }
-        let refuse = self.duplicates == Duplicates::Refuse;
+        let refuse = self.reading != Reading::ChartValues;
         let Some(frame) = self.stack.last_mut() else {
             self.root = Some(built);
             return Ok(None);
@@ -525,6 +527,11 @@ impl<'c, 'a> Composer<'c, 'a> {
 
     fn finish(&self, scalar: Scalar, text: &str, at: Position) -> Result<(Value, Option<String>), Error> {
         let key = scalar.clone().into_key(text);
+        #[expect(clippy::cast_precision_loss, reason = "what the API server does with integers beyond i64")]
+        let scalar = match scalar {
+            Scalar::Uint(integer) if self.reading == Reading::Manifests => Scalar::Float(integer as f64),
+            other => other,
+        };
         match scalar.into_value(text) {
             Some(value) => Ok((value, key)),
             // Infinities and NaN are keys in Go, although they are not values.

@@ -188,6 +188,17 @@ fn numbers_are_as_an_api_server_stores_them() {
 }
 
 #[test]
+fn manifests_hold_the_numbers_that_are_stored() {
+    for text in [SENT.to_owned(), cozy_yaml::to_yaml(&serde_json::from_str(SENT).unwrap()).unwrap()] {
+        let value = one(&text).value;
+        assert_eq!(value, normalize(value.clone()), "{text}");
+        assert_eq!(cozy_yaml::to_json(&value).unwrap(), STORED);
+    }
+    let as_written = parse_one(b"a: 18446744073709551615", &Limits::default()).unwrap().value;
+    assert_eq!(as_written, json!({"a": u64::MAX}));
+}
+
+#[test]
 fn equality_ignores_notation_only() {
     assert!(canonical_eq(&json!({"a": 1, "b": [1.0]}), &json!({"b": [1], "a": 1.0})));
     assert!(!canonical_eq(&json!({"a": null}), &json!({})));
