@@ -8,6 +8,7 @@
 #     crds/<name>/          links to the Flux CRDs of the current versions
 #
 #   peers/build.sh            builds what is missing
+#   peers/build.sh <name>…    builds only these parts
 #   peers/build.sh --update   rewrites the wrapper modules from `versions` (needs the module proxy), builds nothing
 #
 # A build happens in a directory of its own and is renamed into place when it is whole, under a lock per part: two
@@ -24,21 +25,23 @@ module() { awk -v name="$1" '$1 == name { print $2 }' "$here/versions"; }
 
 # Wrapper modules, and the programs that each builds: <directory>:<package>[,<package>…]
 parts=(
+  "kustomize:sigs.k8s.io/kustomize/kustomize/v5"
   "etcd:go.etcd.io/etcd/server/v3"
   "helm:helm.sh/helm/v3/cmd/helm"
+  "crds:sigs.k8s.io/controller-tools/cmd/controller-gen"
   "kubernetes:k8s.io/kubernetes/cmd/kube-apiserver,k8s.io/kubernetes/cmd/kube-controller-manager,k8s.io/kubernetes/cmd/kubectl"
   "source-controller:github.com/fluxcd/source-controller"
   "kustomize-controller:github.com/fluxcd/kustomize-controller"
   "helm-unittest:github.com/helm-unittest/helm-unittest/cmd/helm-unittest"
   "sops:github.com/getsops/sops/v3/cmd/sops"
   "age:filippo.io/age/cmd/age,filippo.io/age/cmd/age-keygen"
-  "crds:sigs.k8s.io/controller-tools/cmd/controller-gen"
 )
 
 # Name of the program that a package builds.
 program() {
   case $1 in
     go.etcd.io/etcd/server/v3) echo etcd ;;
+    sigs.k8s.io/kustomize/kustomize/v5) echo kustomize ;;
     *) basename "$1" ;;
   esac
 }
@@ -142,6 +145,7 @@ esac
 mkdir -p "$cache/peers" "$cache/bin" "$cache/crds"
 for part in "${parts[@]}"; do
   name=${part%%:*} packages=${part#*:}
+  [ $# = 0 ] || case " $* " in *" $name "*) ;; *) continue ;; esac
   dir=$cache/peers/$name-$(key "$name")
   if [ ! -d "$dir" ]; then
     exec 8> "$cache/peers/$name.lock"
