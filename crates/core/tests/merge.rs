@@ -472,6 +472,23 @@ proptest! {
         }
     }
 
+    /// A difference is told whenever there is one, each at a place of its own, and backwards it is the same.
+    #[test]
+    fn differences_are_complete(a in tree(), b in tree()) {
+        let there = diff_values(Some(&a), Some(&b));
+        prop_assert_eq!(there.is_empty(), cozy_yaml::canonical_eq(&a, &b));
+        prop_assert!(there.is_sorted_by(|x, y| x.pointer < y.pointer), "{:?}", there);
+        for change in &there {
+            prop_assert_eq!(a.pointer(&change.pointer), change.from.as_ref());
+            prop_assert_eq!(b.pointer(&change.pointer), change.to.as_ref());
+        }
+        let back = diff_values(Some(&b), Some(&a));
+        prop_assert_eq!(back.len(), there.len());
+        for (x, y) in there.iter().zip(&back) {
+            prop_assert_eq!((&x.pointer, &x.from, &x.to), (&y.pointer, &y.to, &y.from));
+        }
+    }
+
     /// Layers that bring the same `Map` lists associate as well, as long as none deletes.
     #[test]
     fn map_lists_associate(
