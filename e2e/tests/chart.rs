@@ -11,6 +11,7 @@ use std::time::Duration;
 use cozy_api::flux::{HelmRelease, HelmReleaseSpec};
 use cozy_api::names::LABEL_PACKAGE;
 use cozy_api::packages::{Package, PackageSpec, PackageValues, PackageValuesSpec};
+use cozy_testenv::Cluster;
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec};
 use k8s_openapi::api::core::v1::{Namespace, Pod, ServiceAccount};
@@ -21,8 +22,6 @@ use kube::runtime::wait::{await_condition, conditions};
 use kube::{Client, CustomResourceExt, Resource};
 use serde_json::json;
 
-use support::Cluster;
-
 const NAMESPACE: &str = "cozy-system";
 const OURS: &str = "app=cozy-gitops";
 const LONG: Duration = Duration::from_secs(120);
@@ -32,10 +31,10 @@ fn chart() -> PathBuf {
 }
 
 async fn helm(cluster: &Cluster, arguments: &[&str]) {
-    let output = tokio::process::Command::new(support::program("helm").unwrap())
+    let output = tokio::process::Command::new(cozy_testenv::program("helm").unwrap())
         .args(arguments)
         .args(["--namespace", NAMESPACE])
-        .env("KUBECONFIG", cluster.kubeconfig())
+        .env("KUBECONFIG", cluster.admin_kubeconfig().unwrap())
         .env("HELM_NO_PLUGINS", "1")
         .output()
         .await
@@ -140,10 +139,9 @@ where
 
 #[tokio::test]
 async fn the_chart_grants_nothing_unasked_and_leaves_every_object_behind() {
-    let cluster = Cluster::start().await.unwrap();
-    let client = cluster.client();
+    let cluster = support::cluster().await;
+    let client = cluster.admin();
     namespace(&client, NAMESPACE).await;
-    support::install_flux_crds(&client).await;
 
     // A CRD that is there already, Cozystack's own, is left as it is.
     let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
@@ -193,6 +191,8 @@ async fn the_chart_grants_nothing_unasked_and_leaves_every_object_behind() {
         .create(&PostParams::default(), &PackageValues::new("a", PackageValuesSpec::default()))
         .await
         .unwrap();
+    cluster.install_crds().await.unwrap();
+    support::served(&client).await;
     let releases: Api<HelmRelease> = Api::namespaced(client.clone(), NAMESPACE);
     let release = releases.create(&PostParams::default(), &release_of(&package)).await.unwrap();
     helm(&cluster, &["uninstall", "cozy-gitops"]).await;

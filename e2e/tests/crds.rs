@@ -7,18 +7,13 @@ mod support;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use cozy_api::packages::{Package, PackageSource, PackageValues};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{
     Api, ApiResource, DeleteParams, DynamicObject, ListParams, ObjectMeta, Patch, PatchParams, PostParams,
 };
-use kube::runtime::wait::{await_condition, conditions};
 use kube::{Client, CustomResourceExt};
 use serde_json::{Value, json};
-
-use support::Cluster;
 
 /// Where the real objects of Cozystack are, when they are there.
 fn data() -> Option<PathBuf> {
@@ -54,20 +49,6 @@ fn cozystack(data: &Path) -> BTreeMap<(String, String), Value> {
         .collect()
 }
 
-async fn apply_crd(client: &Client, crd: &Value) {
-    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let name = crd["metadata"]["name"].as_str().unwrap();
-    crds.patch(name, &PatchParams::apply("cozystack-operator").force(), &Patch::Apply(crd)).await.unwrap();
-    let established = await_condition(crds, name, conditions::is_crd_established());
-    tokio::time::timeout(Duration::from_secs(120), established).await.unwrap().unwrap();
-}
-
-async fn apply_ours(client: &Client) {
-    for crd in cozy_api::crds() {
-        apply_crd(client, &serde_json::to_value(crd).unwrap()).await;
-    }
-}
-
 fn resource(kind: &str) -> ApiResource {
     match kind {
         "Package" => Package::api_resource(),
@@ -79,18 +60,6 @@ fn resource(kind: &str) -> ApiResource {
 
 fn api(client: &Client, kind: &str) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &resource(kind))
-}
-
-/// Retries while the API server does not serve the kind yet: a CRD is established a little before that.
-async fn served(client: &Client, kind: &str) {
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
-    loop {
-        match api(client, kind).list(&ListParams::default().limit(1)).await {
-            Ok(_) => return,
-            Err(error) if tokio::time::Instant::now() > deadline => panic!("{kind} is not served: {error}"),
-            Err(_) => tokio::time::sleep(Duration::from_millis(200)).await,
-        }
-    }
 }
 
 /// What the author wrote: without what the API server adds.
@@ -118,14 +87,11 @@ fn refusal(error: &kube::Error) -> String {
 #[tokio::test]
 async fn installing_over_cozystacks_crds_keeps_every_real_object() {
     let Some(data) = data() else { return };
-    let cluster = Cluster::start().await.unwrap();
-    let client = cluster.client();
-    for name in ["packages", "packagesources"] {
-        apply_crd(&client, &read(&data.join(format!("crds/cozystack.io_{name}.yaml")))[0]).await;
-    }
-    for kind in ["Package", "PackageSource"] {
-        served(&client, kind).await;
-    }
+    let cluster = support::cluster().await;
+    let client = cluster.admin();
+    let cozystacks = |name: &str| read(&data.join(format!("crds/cozystack.io_{name}.yaml")));
+    support::install(&client, &cozystacks("packages")).await;
+    support::install(&client, &cozystacks("packagesources")).await;
 
     let objects = cozystack(&data);
     let count = |kind: &str| objects.keys().filter(|(found, _)| found == kind).count();
@@ -146,8 +112,7 @@ async fn installing_over_cozystacks_crds_keeps_every_real_object() {
         before.insert((kind.clone(), name.clone()), ready);
     }
 
-    apply_ours(&client).await;
-    served(&client, "PackageValues").await;
+    support::install_our_crds(&client).await;
 
     for ((kind, name), earlier) in &before {
         let now = api(&client, kind).get(name).await.unwrap();
@@ -158,7 +123,7 @@ async fn installing_over_cozystacks_crds_keeps_every_real_object() {
     }
 
     // And back: what ours adds is pruned by Cozystack's, everything else stays.
-    apply_crd(&client, &read(&data.join("crds/cozystack.io_packages.yaml"))[0]).await;
+    support::install(&client, &cozystacks("packages")).await;
     for ((kind, name), earlier) in before.iter().filter(|((kind, _), _)| kind == "Package") {
         assert_eq!(&api(&client, kind).get(name).await.unwrap(), earlier, "{kind} {name}");
     }
@@ -166,12 +131,9 @@ async fn installing_over_cozystacks_crds_keeps_every_real_object() {
 
 #[tokio::test]
 async fn our_crds_take_real_objects_unchanged_and_keep_unknown_fields_where_they_may_be() {
-    let cluster = Cluster::start().await.unwrap();
-    let client = cluster.client();
-    apply_ours(&client).await;
-    for kind in ["Package", "PackageSource", "PackageValues"] {
-        served(&client, kind).await;
-    }
+    let cluster = support::cluster().await;
+    let client = cluster.admin();
+    support::install_our_crds(&client).await;
 
     if let Some(data) = data() {
         for ((kind, name), object) in cozystack(&data) {
@@ -277,12 +239,9 @@ fn with_lists(lists: Value) -> Value {
 
 #[tokio::test]
 async fn package_values_are_refused_or_taken_as_the_api_says() {
-    let cluster = Cluster::start().await.unwrap();
-    let client = cluster.client();
-    apply_ours(&client).await;
-    for kind in ["Package", "PackageValues"] {
-        served(&client, kind).await;
-    }
+    let cluster = support::cluster().await;
+    let client = cluster.admin();
+    support::install_our_crds(&client).await;
 
     let key = || Some(json!(["name"]));
     let long = "a".repeat(254);

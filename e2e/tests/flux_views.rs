@@ -6,7 +6,6 @@
 mod support;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use cozy_api::flux::{
     Artifact, ArtifactGenerator, ArtifactGeneratorSpec, ArtifactGeneratorStatus, CopyOperation, Decryption,
@@ -23,8 +22,6 @@ use kube::api::{Api, Patch, PatchParams};
 use kube::core::NamespaceResourceScope;
 use kube::{Client, Resource};
 use serde_json::{Value, json};
-
-use support::Cluster;
 
 fn text(value: &str) -> Option<String> {
     Some(value.to_owned())
@@ -312,17 +309,7 @@ where
         ..PatchParams::default()
     };
     let apply = PatchParams { field_manager: Some("test".to_owned()), ..parameters.clone() };
-    // A CRD is established a little before its kind is served.
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(120);
-    loop {
-        match api.patch("a", &apply, &Patch::Apply(&object)).await {
-            Ok(_) => break,
-            Err(kube::Error::Api(status)) if status.code == 404 && tokio::time::Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-            Err(error) => panic!("{kind}: {error}"),
-        }
-    }
+    api.patch("a", &apply, &Patch::Apply(&object)).await.unwrap_or_else(|error| panic!("{kind}: {error}"));
     let status = json!({ "status": status });
     let stored = api
         .patch_status("a", &parameters, &Patch::Merge(&status))
@@ -336,9 +323,10 @@ where
 
 #[tokio::test]
 async fn every_field_of_a_view_is_one_of_flux() {
-    let cluster = Cluster::start().await.unwrap();
-    let client = cluster.client();
-    support::install_flux_crds(&client).await;
+    let cluster = support::cluster().await;
+    let client = cluster.admin();
+    cluster.install_crds().await.unwrap();
+    support::served(&client).await;
     strict(&client, helm_release()).await;
     strict(&client, artifact_generator()).await;
     strict(&client, external_artifact()).await;
