@@ -24,7 +24,7 @@ lint: ## Format, clippy, generated files, layers, licences of dependencies
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 	$(CARGO) run --quiet --package xtask -- check
-	$(CARGO) run --quiet --package xtask -- deny
+	$(CARGO) run --quiet --package xtask -- deny $(if $(filter true,$(CI)),--build)
 
 fmt: ## Format, and regenerate what is generated
 	$(CARGO) fmt --all
