@@ -5,6 +5,7 @@ pub mod chart;
 pub mod duration;
 pub mod managed;
 pub mod merge;
+pub mod plan;
 pub mod render;
 pub mod snapshot;
 pub mod tenant;

@@ -1,0 +1,5 @@
+//! One file per command.
+
+pub(crate) mod plan;
+pub(crate) mod render;
+pub(crate) mod simple;
