@@ -11,7 +11,9 @@ use crate::text::{line_diff, one_line, shortened, summary};
 pub(crate) fn plan(plan: &Plan) -> String {
     let mut out = format!("### {}\n", escaped(&summary(plan)));
     let findings = |severity: Severity| plan.findings.iter().filter(move |f| f.severity == severity);
-    for (severity, title) in [(Severity::Error, "Errors"), (Severity::Warning, "Warnings"), (Severity::Info, "Notes")] {
+    for (severity, title) in
+        [(Severity::Error, "Errors"), (Severity::Warning, "Warnings"), (Severity::Info, "Notes")]
+    {
         list(&mut out, title, findings(severity));
     }
     for change in &plan.releases {
@@ -49,8 +51,18 @@ fn list<'f>(out: &mut String, title: &str, findings: impl Iterator<Item = &'f Fi
         }
         let about = [finding.object.as_deref(), finding.pointer.as_deref()];
         let about: Vec<String> = about.into_iter().flatten().map(code).collect();
-        let place = finding.place.as_ref().map(|place| format!(" ({})", code(&place.to_string()))).unwrap_or_default();
-        let _ = writeln!(out, "- **{:?}** {}{place}: {}", finding.kind, about.join(" "), escaped(&finding.message));
+        let place = finding
+            .place
+            .as_ref()
+            .map(|place| format!(" ({})", code(&place.to_string())))
+            .unwrap_or_default();
+        let _ = writeln!(
+            out,
+            "- **{:?}** {}{place}: {}",
+            finding.kind,
+            about.join(" "),
+            escaped(&finding.message)
+        );
         if let Some(hint) = &finding.hint {
             match hint.split_once('\n') {
                 Some((first, rest)) => {
@@ -82,7 +94,13 @@ fn release(out: &mut String, change: &ReleaseChange) {
         difference(&mut lines, &value.pointer, value.from.as_ref(), value.to.as_ref(), &visible_line(&place));
     }
     for field in &change.fields {
-        difference(&mut lines, &field.pointer, field.from.as_ref(), field.to.as_ref(), "  # besides the values");
+        difference(
+            &mut lines,
+            &field.pointer,
+            field.from.as_ref(),
+            field.to.as_ref(),
+            "  # besides the values",
+        );
     }
     if !lines.is_empty() {
         fenced(out, "diff", &lines, "");
@@ -141,7 +159,10 @@ fn longest_run(text: &str) -> usize {
 fn escaped(text: &str) -> String {
     let mut out = String::new();
     for c in visible_line(text).chars() {
-        if matches!(c, '\\' | '`' | '*' | '_' | '{' | '}' | '[' | ']' | '<' | '>' | '#' | '|' | '!' | '~' | '@') {
+        if matches!(
+            c,
+            '\\' | '`' | '*' | '_' | '{' | '}' | '[' | ']' | '<' | '>' | '#' | '|' | '!' | '~' | '@'
+        ) {
             out.push('\\');
         }
         out.push(c);

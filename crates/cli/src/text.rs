@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use anstyle::Style;
-use cozy_core::plan::{Finding, ObjectChange, Origin, Plan, ReleaseChange, Severity, ValueChange, ValueLayer, What};
+use cozy_core::plan::{
+    Finding, ObjectChange, Origin, Plan, ReleaseChange, Severity, ValueChange, ValueLayer, What,
+};
 use serde_json::Value;
 use similar::TextDiff;
 
@@ -40,7 +42,8 @@ fn release(out: &mut String, change: &ReleaseChange) {
     let (sign, style) = sign(change.what);
     let name = visible_line(&format!("{}/{}", change.namespace, change.name));
     let from = visible_line(&format!("Package {}, component {}", change.package, change.component));
-    let _ = writeln!(out, "{style}{sign}{style:#} {STRONG}HelmRelease {name}{STRONG:#} {FAINT}({from}){FAINT:#}");
+    let _ =
+        writeln!(out, "{style}{sign}{style:#} {STRONG}HelmRelease {name}{STRONG:#} {FAINT}({from}){FAINT:#}");
     for change in &change.changes {
         value(out, change);
     }
@@ -76,7 +79,8 @@ fn note(origin: &Origin, prefix: &str) -> String {
 
 fn difference(out: &mut String, pointer: &str, from: Option<&Value>, to: Option<&Value>, note: &str) {
     let pointer = visible_line(if pointer.is_empty() { "(all)" } else { pointer });
-    let note = if note.is_empty() { String::new() } else { format!("  {FAINT}# {}{FAINT:#}", visible_line(note)) };
+    let note =
+        if note.is_empty() { String::new() } else { format!("  {FAINT}# {}{FAINT:#}", visible_line(note)) };
     let (from_line, to_line) = (from.map(one_line), to.map(one_line));
     match (from, to) {
         (None, Some(_)) => match to_line.flatten() {
@@ -125,10 +129,12 @@ pub(crate) fn one_line(value: &Value) -> Option<String> {
 
 /// The value as lines of YAML.
 pub(crate) fn lines(value: Option<&Value>) -> String {
-    value.map(|value| match cozy_yaml::to_yaml(value) {
-        Ok(text) => text,
-        Err(_) => format!("{value}\n"),
-    }).unwrap_or_default()
+    value
+        .map(|value| match cozy_yaml::to_yaml(value) {
+            Ok(text) => text,
+            Err(_) => format!("{value}\n"),
+        })
+        .unwrap_or_default()
 }
 
 /// Lines that differ, with three lines round them, each with its sign.
@@ -179,8 +185,15 @@ fn objects(out: &mut String, changes: &[ObjectChange]) {
     let _ = writeln!(out, "{STRONG}Other objects{STRONG:#}");
     for change in changes {
         let (sign, style) = sign(change.what);
-        let place = change.place.as_ref().map(|place| format!("  {FAINT}# {}{FAINT:#}", visible_line(&place.to_string())));
-        let pointers = if change.pointers.is_empty() { String::new() } else { format!(": {}", shortened(&change.pointers)) };
+        let place = change
+            .place
+            .as_ref()
+            .map(|place| format!("  {FAINT}# {}{FAINT:#}", visible_line(&place.to_string())));
+        let pointers = if change.pointers.is_empty() {
+            String::new()
+        } else {
+            format!(": {}", shortened(&change.pointers))
+        };
         let _ = writeln!(
             out,
             "  {style}{sign} {}{style:#}{}{}",
@@ -207,11 +220,20 @@ pub(crate) fn findings(out: &mut String, findings: &[Finding]) {
             Severity::Warning => ("warning", WARNING),
             Severity::Info => ("info", INFO),
         };
-        let _ = writeln!(out, "{style}{word}{style:#} {STRONG}{:?}{STRONG:#}: {}", finding.kind, indented(&finding.message));
+        let _ = writeln!(
+            out,
+            "{style}{word}{style:#} {STRONG}{:?}{STRONG:#}: {}",
+            finding.kind,
+            indented(&finding.message)
+        );
         let about = [finding.object.as_deref(), finding.pointer.as_deref()];
         let about: Vec<&str> = about.into_iter().flatten().collect();
-        let place = finding.place.as_ref().map(|place| format!("{FAINT}-->{FAINT:#} {}", visible_line(&place.to_string())));
-        let about = (!about.is_empty()).then(|| format!("{FAINT}in{FAINT:#} {}", visible_line(&about.join(" "))));
+        let place = finding
+            .place
+            .as_ref()
+            .map(|place| format!("{FAINT}-->{FAINT:#} {}", visible_line(&place.to_string())));
+        let about =
+            (!about.is_empty()).then(|| format!("{FAINT}in{FAINT:#} {}", visible_line(&about.join(" "))));
         let parts: Vec<String> = [place, about].into_iter().flatten().collect();
         if !parts.is_empty() {
             let _ = writeln!(out, "    {}", parts.join(" "));

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use cozy_core::plan::Severity;
-use cozy_core::render::{Dependencies, Outcome as Condition, PackageRender, RenderedAll, ValuesRender, render_all};
+use cozy_core::render::{
+    Dependencies, Outcome as Condition, PackageRender, RenderedAll, ValuesRender, render_all,
+};
 use cozy_core::snapshot::Snapshot;
 use serde_json::{Map, Value, json};
 
@@ -77,7 +79,8 @@ fn objects(snapshot: &Snapshot, rendered: &RenderedAll) -> Result<Vec<Value>> {
         }
     }
     out.sort_by_cached_key(|object| {
-        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let text =
+            |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         (text("/kind"), text("/metadata/namespace"), text("/metadata/name"))
     });
     // A namespace belongs to all the Packages that use it.
@@ -114,8 +117,11 @@ fn package_status(package: &PackageRender, generation: Option<i64>) -> Value {
     }
     let mut status = json!({ "conditions": conditions });
     if !package.dependencies.is_empty() {
-        let dependencies: Map<String, Value> =
-            package.dependencies.iter().map(|(name, ready)| (name.clone(), json!({ "ready": ready }))).collect();
+        let dependencies: Map<String, Value> = package
+            .dependencies
+            .iter()
+            .map(|(name, ready)| (name.clone(), json!({ "ready": ready })))
+            .collect();
         put(&mut status, "dependencies", Value::Object(dependencies));
     }
     if !package.effective_values.is_empty() {

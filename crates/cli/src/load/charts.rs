@@ -25,12 +25,14 @@ pub(crate) fn load(directory: &Path, prepared: &mut Prepared) -> Result<Vec<Find
     let mut read: HashMap<(String, Vec<String>), Option<Arc<Chart>>> = HashMap::new();
     for wanted in prepared.wanted_charts() {
         let key = (wanted.path.clone(), wanted.values_files.clone());
-        let chart = read.entry(key).or_insert_with(|| match find(directory, &wanted).and_then(|path| chart(&path, &wanted)) {
-            Ok(chart) => Some(Arc::new(chart)),
-            Err(error) => {
-                let message = format!("chart {}: {error:#}; nothing is checked against it", wanted.path);
-                findings.push(Finding::new(FindingKind::ChartNotFound, Severity::Warning, message));
-                None
+        let chart = read.entry(key).or_insert_with(|| {
+            match find(directory, &wanted).and_then(|path| chart(&path, &wanted)) {
+                Ok(chart) => Some(Arc::new(chart)),
+                Err(error) => {
+                    let message = format!("chart {}: {error:#}; nothing is checked against it", wanted.path);
+                    findings.push(Finding::new(FindingKind::ChartNotFound, Severity::Warning, message));
+                    None
+                }
             }
         });
         if let Some(chart) = chart {

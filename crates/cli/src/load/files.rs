@@ -46,9 +46,7 @@ impl<'a> Walk<'a> {
     /// Reads a directory with everything below it. A kustomization is built and not descended into.
     pub(super) fn directory(&mut self, path: &Path) {
         let name = self.names.of(path);
-        if self.role == Role::Repository
-            && path.join(".sourceignore").is_file()
-        {
+        if self.role == Role::Repository && path.join(".sourceignore").is_file() {
             let message = "Flux leaves out what this file lists; the plan does not look at it";
             self.ignored(&self.names.of(&path.join(".sourceignore")), message);
         }
@@ -63,7 +61,9 @@ impl<'a> Walk<'a> {
         let entries = std::fs::read_dir(path).and_then(|entries| entries.collect::<Result<Vec<_>, _>>());
         let mut entries = match entries {
             Ok(entries) => entries,
-            Err(error) => return self.out.unreadable(&name, format!("the directory cannot be read: {error}")),
+            Err(error) => {
+                return self.out.unreadable(&name, format!("the directory cannot be read: {error}"));
+            }
         };
         entries.sort_by_key(std::fs::DirEntry::file_name);
         self.above.push(canonical);
@@ -132,7 +132,10 @@ impl<'a> Walk<'a> {
             return None;
         }
         if self.role == Role::Repository {
-            self.ignored(name, "Flux leaves symbolic links out; the plan reads what it leads to all the same");
+            self.ignored(
+                name,
+                "Flux leaves symbolic links out; the plan reads what it leads to all the same",
+            );
         }
         if metadata.is_dir() {
             if self.above.iter().any(|above| *above == target) {

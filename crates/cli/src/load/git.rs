@@ -19,12 +19,22 @@ pub(crate) fn base(repo: &Path, revision: &str) -> Result<Loaded> {
     if repo == Path::new("-") {
         bail!("--base-git needs --repo to be in a git work tree; standard input is in none");
     }
-    let tree = work_tree(repo)
-        .ok_or_else(|| anyhow!("--base-git needs --repo to be in a git work tree; {} is in none", repo.display()))?;
+    let tree = work_tree(repo).ok_or_else(|| {
+        anyhow!("--base-git needs --repo to be in a git work tree; {} is in none", repo.display())
+    })?;
     let below = repo.canonicalize()?;
     let below = below.strip_prefix(&tree).context("--repo is not below its own work tree")?;
-    let commit = git(&tree, &["rev-parse", "--verify", "--quiet", "--end-of-options", &format!("{revision}^{{commit}}")], None)
-        .map_err(|_| anyhow!("git knows no commit {revision:?} in {}; fetch it first, or correct --base-git", tree.display()))?;
+    let commit = git(
+        &tree,
+        &["rev-parse", "--verify", "--quiet", "--end-of-options", &format!("{revision}^{{commit}}")],
+        None,
+    )
+    .map_err(|_| {
+        anyhow!(
+            "git knows no commit {revision:?} in {}; fetch it first, or correct --base-git",
+            tree.display()
+        )
+    })?;
     let scratch = tempfile::tempdir().context("cannot make a temporary directory")?;
     let index = scratch.path().join("index");
     let files = scratch.path().join("files");

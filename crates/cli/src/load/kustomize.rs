@@ -28,9 +28,15 @@ pub(super) fn build(directory: &Path, names: &Names, root: Option<&Path>, out: &
     let findings_before = scan.out.findings.len();
     scan.kustomization(directory);
     let (texts, leaves) = (scan.texts, scan.leaves);
-    let place = Place { file: names.of(&file_of(directory).unwrap_or_else(|| directory.to_owned())), line: None };
+    let place =
+        Place { file: names.of(&file_of(directory).unwrap_or_else(|| directory.to_owned())), line: None };
     // What leads out of the repository is not built: it would be fetched, or read from this machine.
-    let refused = out.findings.get(findings_before..).unwrap_or_default().iter().any(|f| f.kind == FindingKind::RemoteBase);
+    let refused = out
+        .findings
+        .get(findings_before..)
+        .unwrap_or_default()
+        .iter()
+        .any(|f| f.kind == FindingKind::RemoteBase);
     if refused {
         return;
     }
@@ -44,8 +50,12 @@ pub(super) fn build(directory: &Path, names: &Names, root: Option<&Path>, out: &
                         }
                     }
                     Err(error) => out.findings.push(
-                        Finding::new(FindingKind::KustomizeFailed, Severity::Error, format!("what kustomize prints cannot be read: {}", error.kind))
-                            .place(place.clone()),
+                        Finding::new(
+                            FindingKind::KustomizeFailed,
+                            Severity::Error,
+                            format!("what kustomize prints cannot be read: {}", error.kind),
+                        )
+                        .place(place.clone()),
                     ),
                 }
             }
@@ -63,10 +73,18 @@ fn run(directory: &Path, leaves: bool) -> Result<Vec<u8>, Finding> {
     let mut command = Command::new(&program);
     command.arg(if is_kubectl { "kustomize" } else { "build" });
     // Flux loads files from anywhere in the artifact; kustomize alone only from below the kustomization.
-    command.arg(if leaves { "--load-restrictor=LoadRestrictionsNone" } else { "--load-restrictor=LoadRestrictionsRootOnly" });
+    command.arg(if leaves {
+        "--load-restrictor=LoadRestrictionsNone"
+    } else {
+        "--load-restrictor=LoadRestrictionsRootOnly"
+    });
     command.arg(directory).stdin(Stdio::null());
     // Nothing is fetched, whatever was overlooked.
-    command.env("GIT_ALLOW_PROTOCOL", "none").env("GIT_TERMINAL_PROMPT", "0").env_remove("NO_PROXY").env_remove("no_proxy");
+    command
+        .env("GIT_ALLOW_PROTOCOL", "none")
+        .env("GIT_TERMINAL_PROMPT", "0")
+        .env_remove("NO_PROXY")
+        .env_remove("no_proxy");
     for variable in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
         command.env(variable, "http://127.0.0.1:1");
     }
@@ -86,12 +104,14 @@ fn run(directory: &Path, leaves: bool) -> Result<Vec<u8>, Finding> {
 /// The program that builds kustomizations, and whether it is kubectl.
 fn program() -> Option<(OsString, bool)> {
     if let Some(path) = std::env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
-        let is_kubectl = Path::new(&path).file_name().is_some_and(|name| name.to_string_lossy().starts_with("kubectl"));
+        let is_kubectl =
+            Path::new(&path).file_name().is_some_and(|name| name.to_string_lossy().starts_with("kubectl"));
         return Some((path, is_kubectl));
     }
     let path = std::env::var_os("PATH")?;
     [("kustomize", false), ("kubectl", true)].into_iter().find_map(|(name, is_kubectl)| {
-        let found = std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file())?;
+        let found =
+            std::env::split_paths(&path).map(|directory| directory.join(name)).find(|path| path.is_file())?;
         Some((found.into_os_string(), is_kubectl))
     })
 }
@@ -171,7 +191,8 @@ impl Scan<'_> {
             }
         }
         for field in ["patches", "patchesJson6902"] {
-            for (index, patch) in said.get(field).and_then(Value::as_array).into_iter().flatten().enumerate() {
+            for (index, patch) in said.get(field).and_then(Value::as_array).into_iter().flatten().enumerate()
+            {
                 let target = Target::of(patch.get("target"));
                 if let Some(path) = patch.get("path").and_then(Value::as_str) {
                     self.patch_file(&at, &format!("/{field}/{index}/path"), path, &target);
@@ -186,7 +207,9 @@ impl Scan<'_> {
     /// Files that are not objects: they are only checked to be inside the repository.
     fn other_files(&mut self, at: &At<'_>, said: &Value) {
         for field in ["configMapGenerator", "secretGenerator"] {
-            for (index, generator) in said.get(field).and_then(Value::as_array).into_iter().flatten().enumerate() {
+            for (index, generator) in
+                said.get(field).and_then(Value::as_array).into_iter().flatten().enumerate()
+            {
                 for list in ["files", "envs"] {
                     for (_, entry) in strings(generator.get(list)) {
                         let path = entry.split_once('=').map_or(entry, |(_, path)| path);
@@ -205,7 +228,9 @@ impl Scan<'_> {
                 }
             }
         }
-        for (index, replacement) in said.get("replacements").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        for (index, replacement) in
+            said.get("replacements").and_then(Value::as_array).into_iter().flatten().enumerate()
+        {
             if let Some(path) = replacement.get("path").and_then(Value::as_str) {
                 self.resolve(at, &format!("/replacements/{index}/path"), path, true);
             }
@@ -233,7 +258,9 @@ impl Scan<'_> {
         let path = at.directory.join(entry);
         let exists = path.exists();
         if is_remote(entry) && !exists || entry.contains("://") {
-            let message = format!("{entry} is not in the repository, and nothing is fetched; copy it into the repository");
+            let message = format!(
+                "{entry} is not in the repository, and nothing is fetched; copy it into the repository"
+            );
             self.refuse(at, pointer, message);
             return None;
         }
@@ -268,7 +295,9 @@ impl Scan<'_> {
         };
         for document in cozy_yaml::parse_bytes(&bytes, &Limits::default()) {
             match document {
-                Ok(document) => self.document(document.value, &document.positions, &name, 0, &Target::default()),
+                Ok(document) => {
+                    self.document(document.value, &document.positions, &name, 0, &Target::default())
+                }
                 Err(error) => self.out.findings.push(super::unreadable_document(&error, &bytes, &name)),
             }
         }
@@ -287,7 +316,8 @@ impl Scan<'_> {
     fn inline(&mut self, at: &At<'_>, pointer: &str, text: &str, target: &Target, bytes: &[u8]) {
         let line = at.positions.nearest(pointer).line;
         let source = String::from_utf8_lossy(bytes);
-        if source.lines().nth(line.saturating_sub(1)).is_some_and(|line| line.trim_end().contains(['|', '>'])) {
+        if source.lines().nth(line.saturating_sub(1)).is_some_and(|line| line.trim_end().contains(['|', '>']))
+        {
             self.patch(text.as_bytes(), at.file, line, target);
         }
     }
@@ -301,8 +331,16 @@ impl Scan<'_> {
                         let Some(path) = operation.get("path").and_then(Value::as_str) else { continue };
                         let Some(value) = operation.get("value") else { continue };
                         let at = path.to_owned();
-                        let Some(positions) = document.positions.below(&format!("/{index}/value")) else { continue };
-                        let text = Text { file: Arc::clone(name), positions, at, lines_before, value: Some(value.clone().into()) };
+                        let Some(positions) = document.positions.below(&format!("/{index}/value")) else {
+                            continue;
+                        };
+                        let text = Text {
+                            file: Arc::clone(name),
+                            positions,
+                            at,
+                            lines_before,
+                            value: Some(value.clone().into()),
+                        };
                         self.texts.push(Candidate { target: target.clone(), text });
                     }
                 }
@@ -311,10 +349,18 @@ impl Scan<'_> {
         }
     }
 
-    fn document(&mut self, value: Value, positions: &Positions, name: &Arc<str>, lines_before: usize, target: &Target) {
-        let items = value.get("items").and_then(Value::as_array).filter(|_| {
-            value.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"))
-        });
+    fn document(
+        &mut self,
+        value: Value,
+        positions: &Positions,
+        name: &Arc<str>,
+        lines_before: usize,
+        target: &Target,
+    ) {
+        let items = value
+            .get("items")
+            .and_then(Value::as_array)
+            .filter(|_| value.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List")));
         if let Some(items) = items {
             for (index, item) in items.iter().enumerate() {
                 if let Some(positions) = positions.below(&format!("/items/{index}")) {
@@ -326,14 +372,27 @@ impl Scan<'_> {
         self.candidate(value, positions.clone(), name, lines_before, target);
     }
 
-    fn candidate(&mut self, value: Value, positions: Positions, name: &Arc<str>, lines_before: usize, target: &Target) {
+    fn candidate(
+        &mut self,
+        value: Value,
+        positions: Positions,
+        name: &Arc<str>,
+        lines_before: usize,
+        target: &Target,
+    ) {
         let own = Target {
             kind: value.get("kind").and_then(Value::as_str).map(str::to_owned),
             name: value.pointer("/metadata/name").and_then(Value::as_str).map(str::to_owned),
         };
         // A patch's `target` says more than the patch itself, whose name counts for nothing then.
         let target = if target.kind.is_some() || target.name.is_some() { target.clone() } else { own };
-        let text = Text { file: Arc::clone(name), positions, at: String::new(), lines_before, value: Some(value.into()) };
+        let text = Text {
+            file: Arc::clone(name),
+            positions,
+            at: String::new(),
+            lines_before,
+            value: Some(value.into()),
+        };
         self.texts.push(Candidate { target, text });
     }
 }
@@ -346,7 +405,11 @@ struct At<'a> {
 }
 
 fn strings(list: Option<&Value>) -> impl Iterator<Item = (usize, &str)> {
-    list.and_then(Value::as_array).into_iter().flatten().enumerate().filter_map(|(i, v)| Some((i, v.as_str()?)))
+    list.and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .enumerate()
+        .filter_map(|(i, v)| Some((i, v.as_str()?)))
 }
 
 /// Whether kustomize would fetch it: a URL, git's short form, or a host and a path.
@@ -356,7 +419,10 @@ fn is_remote(entry: &str) -> bool {
         || entry.contains("?ref=")
         || entry.starts_with("git@")
         || entry.starts_with("git::")
-        || (first.contains('.') && !matches!(first, "." | "..") && entry.contains('/') && !first.starts_with('.'))
+        || (first.contains('.')
+            && !matches!(first, "." | "..")
+            && entry.contains('/')
+            && !first.starts_with('.'))
 }
 
 #[cfg(test)]
@@ -365,7 +431,13 @@ mod tests {
 
     #[test]
     fn what_would_be_fetched_is_recognised() {
-        for remote in ["https://example.org/x.yaml", "github.com/a/b?ref=v1", "git@example.org:a/b", "git::ssh://x", "example.org/a/b//c"] {
+        for remote in [
+            "https://example.org/x.yaml",
+            "github.com/a/b?ref=v1",
+            "git@example.org:a/b",
+            "git::ssh://x",
+            "example.org/a/b//c",
+        ] {
             assert!(is_remote(remote), "{remote}");
         }
         for local in ["../base", "./a.yaml", "a.yaml", "packages/a.yaml", ".hidden/a.yaml"] {

@@ -106,7 +106,9 @@ pub(crate) fn load(path: &Path, names: &Names, role: Role, root: Option<&Path>) 
         // Whatever it is called, and also a pipe: it was named.
         match std::fs::File::open(path).map_err(anyhow::Error::from).and_then(|file| {
             if metadata.is_file() {
-                Limits::default().check_length(metadata.len()).map_err(|error| anyhow::anyhow!("{}", error.kind))?;
+                Limits::default()
+                    .check_length(metadata.len())
+                    .map_err(|error| anyhow::anyhow!("{}", error.kind))?;
             }
             Ok(read_all(file)?)
         }) {
@@ -214,7 +216,10 @@ mod tests {
         let text = "kind: Secret\nmetadata:\n  name: one\n---\napiVersion: v1\nkind: 'ConfigMap'\nmetadata:\n  labels: {}\n  name: \"two\"\ndata: [\n";
         assert_eq!(guess(document_around(text, 3)), (Some("Secret"), Some("one")));
         assert_eq!(guess(document_around(text, 10)), (Some("ConfigMap"), Some("two")));
-        assert_eq!(guess("metadata: {name: x}\nkind: Package\nspec:\n  name: y\n"), (Some("Package"), Some("x")));
+        assert_eq!(
+            guess("metadata: {name: x}\nkind: Package\nspec:\n  name: y\n"),
+            (Some("Package"), Some("x"))
+        );
         assert_eq!(guess("kind: [\nspec:\n  name: y"), (None, None));
     }
 

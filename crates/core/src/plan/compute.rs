@@ -114,7 +114,8 @@ impl Prepared {
         let mut after: BTreeMap<Key, Release<'_>> = BTreeMap::new();
         let mut held = HashSet::new();
         for name in self.after.snapshot.package_names() {
-            let Some(render) = render_package(&self.after.snapshot, name, options, Dependencies::Assumed) else {
+            let Some(render) = render_package(&self.after.snapshot, name, options, Dependencies::Assumed)
+            else {
                 continue;
             };
             judge.package(name, &render, &mut findings);
@@ -127,8 +128,7 @@ impl Prepared {
         }
         judge.orphans(&mut findings);
         for name in &self.touched.packages {
-            if let Some(render) =
-                render_package(&self.before.snapshot, name, options, Dependencies::Assumed)
+            if let Some(render) = render_package(&self.before.snapshot, name, options, Dependencies::Assumed)
             {
                 collect(name, render, &mut before);
             }
@@ -194,10 +194,7 @@ struct Release<'a> {
 fn collect<'a>(package: &'a str, render: PackageRender, out: &mut BTreeMap<Key, Release<'a>>) {
     for render in render.releases {
         let metadata = &render.object.metadata;
-        let key = (
-            metadata.namespace.clone().unwrap_or_default(),
-            metadata.name.clone().unwrap_or_default(),
-        );
+        let key = (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
         let overridden = render.overrides.iter().map(|o| o.pointer.clone()).collect();
         out.insert(key, Release { package, render, overridden });
     }

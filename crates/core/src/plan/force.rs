@@ -57,7 +57,9 @@ fn values(object: &Object, owned: &Applied, pointer: &str, component: &str, valu
     let chart = owned.value.pointer(&pointer).unwrap_or(&nothing);
     let taken: Vec<String> = leaves(values)
         .into_iter()
-        .filter_map(|leaf| chart.pointer(&leaf).map(|value| format!("{leaf} (the chart sets {})", super::shown(value))))
+        .filter_map(|leaf| {
+            chart.pointer(&leaf).map(|value| format!("{leaf} (the chart sets {})", super::shown(value)))
+        })
         .collect();
     let (severity, message) = if taken.is_empty() {
         let message = "the platform chart owns this Package; these values are not set by the chart today, but once it sets them the repository takes them by force";

@@ -38,15 +38,16 @@ impl Judge<'_> {
                 continue;
             }
             let (message, hint) = if snapshot.source(name).is_some() {
-                let message = format!("there is no Package {name}: these overrides are in force nowhere; its PackageSource is there, so the package is only not installed");
+                let message = format!(
+                    "there is no Package {name}: these overrides are in force nowhere; its PackageSource is there, so the package is only not installed"
+                );
                 (message, None)
             } else {
                 let message = format!("there is no Package {name}: these overrides are in force nowhere");
                 (message, did_you_mean(name, snapshot.package_names()))
             };
-            let mut finding =
-                Finding::new(FindingKind::OrphanPackageValues, Severity::Warning, message)
-                    .at(object, "/metadata/name");
+            let mut finding = Finding::new(FindingKind::OrphanPackageValues, Severity::Warning, message)
+                .at(object, "/metadata/name");
             finding.hint = hint;
             out.push(finding);
         }
@@ -103,9 +104,8 @@ impl Judge<'_> {
         };
         let Some(source) = snapshot.source(name) else {
             let message = format!("there is no PackageSource {name}, so this Package installs nothing");
-            let mut finding =
-                Finding::new(FindingKind::PackageSourceNotFound, Severity::Error, message)
-                    .at(object, "/metadata/name");
+            let mut finding = Finding::new(FindingKind::PackageSourceNotFound, Severity::Error, message)
+                .at(object, "/metadata/name");
             finding.hint = did_you_mean(name, snapshot.source_names())
                 .or_else(|| Some("is the PackageSource part of --platform?".to_owned()));
             out.push(finding);
@@ -119,8 +119,8 @@ impl Judge<'_> {
                 "PackageSource {name} has no variant {selected:?}; it has: {}",
                 if names.is_empty() { "none".to_owned() } else { names.join(", ") }
             );
-            let mut finding =
-                Finding::new(FindingKind::VariantNotFound, Severity::Error, message).at(object, "/spec/variant");
+            let mut finding = Finding::new(FindingKind::VariantNotFound, Severity::Error, message)
+                .at(object, "/spec/variant");
             finding.hint = did_you_mean(selected, names);
             out.push(finding);
         }
@@ -129,11 +129,15 @@ impl Judge<'_> {
     fn problem(&self, name: &str, problem: &Problem, out: &mut Vec<Finding>) {
         let message = problem.kind.to_string();
         let (kind, owner) = match &problem.kind {
-            ProblemKind::Merge { error, .. } => return self.merge_error(name, &problem.component, error, out),
+            ProblemKind::Merge { error, .. } => {
+                return self.merge_error(name, &problem.component, error, out);
+            }
             ProblemKind::Invalid { pointer, message, .. } => {
                 let Some(object) = self.state.object(Kind::PackageValues, name) else { return };
                 let pointer = format!("{}/values{pointer}", component_pointer(&problem.component));
-                let message = format!("the chart's schema refuses the merged values, and `validation: Enforce` keeps the HelmRelease's last good ones: {message}");
+                let message = format!(
+                    "the chart's schema refuses the merged values, and `validation: Enforce` keeps the HelmRelease's last good ones: {message}"
+                );
                 out.push(
                     Finding::new(FindingKind::SchemaViolation, Severity::Error, message).at(object, pointer),
                 );
@@ -189,8 +193,11 @@ impl Judge<'_> {
         let (kind, message, hint) = match state {
             ComponentState::Applied => return,
             ComponentState::UnknownComponent => {
-                let names: Vec<&str> =
-                    variant.iter().flat_map(|v| v.components.iter().flatten()).map(|c| c.name.as_str()).collect();
+                let names: Vec<&str> = variant
+                    .iter()
+                    .flat_map(|v| v.components.iter().flatten())
+                    .map(|c| c.name.as_str())
+                    .collect();
                 let message = format!(
                     "variant {variant_name:?} of {name} has no component {component:?}, so this is ignored; it has: {}",
                     names.join(", ")
@@ -198,11 +205,13 @@ impl Judge<'_> {
                 (FindingKind::UnknownComponent, message, did_you_mean(component, names))
             }
             ComponentState::Disabled => {
-                let message = format!("Package {name} disables component {component}, so this is in force nowhere");
+                let message =
+                    format!("Package {name} disables component {component}, so this is in force nowhere");
                 (FindingKind::DisabledComponent, message, None)
             }
             ComponentState::NotInstalled => {
-                let message = format!("component {component} has no HelmRelease, so this is in force nowhere");
+                let message =
+                    format!("component {component} has no HelmRelease, so this is in force nowhere");
                 (FindingKind::NotInstalled, message, None)
             }
         };

@@ -68,7 +68,8 @@ mod tests {
     #[test]
     fn ciphertext_is_equal_to_other_ciphertext_and_clear_text_stays() {
         let read = |cipher: &str| {
-            let value = json!({"a": format!("ENC[AES256_GCM,data:{cipher}]"), "b": ["x"], "sops": {"mac": cipher}});
+            let value =
+                json!({"a": format!("ENC[AES256_GCM,data:{cipher}]"), "b": ["x"], "sops": {"mac": cipher}});
             conceal(Object { value: value.into(), source: Source::Unknown }).value
         };
         assert_eq!(read("one"), read("two"));

@@ -83,7 +83,8 @@ impl Text {
 
     fn place_of_value(&self, pointer: &str, value: Option<&Value>) -> Option<Place> {
         // A JSON patch at `/spec/a` speaks of `/spec/a/b` too.
-        let below = pointer.strip_prefix(self.at.as_str()).filter(|rest| rest.is_empty() || rest.starts_with('/'))?;
+        let below =
+            pointer.strip_prefix(self.at.as_str()).filter(|rest| rest.is_empty() || rest.starts_with('/'))?;
         let said = self.value.as_deref()?.pointer(below)?;
         if let Some(value) = value
             && !cozy_yaml::canonical_eq(said, value)
@@ -195,7 +196,8 @@ fn flatten(value: Value, positions: Positions, file: &Arc<str>, out: &mut Vec<Ob
             }
         }
         value => {
-            let text = Text { file: Arc::clone(file), positions, at: String::new(), lines_before: 0, value: None };
+            let text =
+                Text { file: Arc::clone(file), positions, at: String::new(), lines_before: 0, value: None };
             out.push(Object { value: Arc::new(value), source: Source::Exact(text) });
         }
     }

@@ -179,9 +179,8 @@ impl State {
                 }
                 if refused.is_empty() {
                     let message = format!("cannot be read as a {}: {error}", object.kind());
-                    refused.push(
-                        Finding::new(FindingKind::InvalidObject, Severity::Error, message).on(object),
-                    );
+                    refused
+                        .push(Finding::new(FindingKind::InvalidObject, Severity::Error, message).on(object));
                 }
                 findings.append(&mut refused);
             }
@@ -236,7 +235,9 @@ fn well_formed(object: &Object) -> Result<(), Box<Finding>> {
     }
     if object.name().is_empty() {
         return match object.value.pointer("/metadata/generateName") {
-            Some(_) => invalid("`metadata.generateName` cannot be applied; give the object a `metadata.name`"),
+            Some(_) => {
+                invalid("`metadata.generateName` cannot be applied; give the object a `metadata.name`")
+            }
             None => invalid("`metadata.name` must be set, as text"),
         };
     }
@@ -245,7 +246,8 @@ fn well_formed(object: &Object) -> Result<(), Box<Finding>> {
 
 fn duplicate(object: &Object, first: Option<&Place>) -> Finding {
     let elsewhere = first.map(|place| format!(" at {place}")).unwrap_or_default();
-    let message = format!("{} is already defined{elsewhere}; that one is used, remove one of them", object.id());
+    let message =
+        format!("{} is already defined{elsewhere}; that one is used, remove one of them", object.id());
     Finding::new(FindingKind::Duplicate, Severity::Error, message).on(object)
 }
 
@@ -262,9 +264,7 @@ fn repeated_components(object: &Object) -> Vec<Finding> {
                 let variant = variant.get("name").and_then(Value::as_str).unwrap_or_default();
                 let message = format!("variant {variant} lists component {name} twice; rename or remove one");
                 let pointer = format!("/spec/variants/{v}/components/{c}");
-                out.push(
-                    Finding::new(FindingKind::Duplicate, Severity::Error, message).at(object, pointer),
-                );
+                out.push(Finding::new(FindingKind::Duplicate, Severity::Error, message).at(object, pointer));
             }
         }
     }

@@ -139,7 +139,8 @@ mod tests {
 
     #[test]
     fn a_wrong_type_is_found_at_its_pointer() {
-        let kinds: Vec<_> = found(json!({"components": {"c": {"values": "text"}}})).into_iter().map(|f| (f.0, f.1)).collect();
+        let kinds: Vec<_> =
+            found(json!({"components": {"c": {"values": "text"}}})).into_iter().map(|f| (f.0, f.1)).collect();
         assert_eq!(kinds, [(FindingKind::InvalidObject, "/spec/components/c/values".to_owned())]);
         assert_eq!(found(json!({"components": []})).len(), 1);
         assert_eq!(found(json!({"validation": "Strict"})).len(), 1);

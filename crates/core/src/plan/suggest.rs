@@ -44,7 +44,8 @@ fn distance(a: &str, b: &str) -> usize {
         let mut next = vec![i + 1];
         for (j, y) in b.iter().enumerate() {
             let get = |row: &[usize], at: usize| row.get(at).copied().unwrap_or(usize::MAX - 1);
-            let mut best = (get(&row, j + 1) + 1).min(get(&next, j) + 1).min(get(&row, j) + usize::from(x != y));
+            let mut best =
+                (get(&row, j + 1) + 1).min(get(&next, j) + 1).min(get(&row, j) + usize::from(x != y));
             if i > 0 && j > 0 && a.get(i - 1) == Some(y) && b.get(j - 1) == Some(x) {
                 best = best.min(get(&before, j - 1) + 1);
             }
@@ -72,7 +73,10 @@ mod tests {
 
     #[test]
     fn the_last_part_of_a_name_is_enough() {
-        assert_eq!(closest("linstor", ["cozystack.linstor-gui", "cozystack.linstor"]), Some("cozystack.linstor"));
+        assert_eq!(
+            closest("linstor", ["cozystack.linstor-gui", "cozystack.linstor"]),
+            Some("cozystack.linstor")
+        );
     }
 
     #[test]
