@@ -51,6 +51,8 @@ pub const MANAGER_OPERATOR: &str = "cozystack-operator";
 pub const MANAGER_PACKAGE: &str = "cozystack-package-controller";
 /// Field manager (Apply) of ArtifactGenerators.
 pub const MANAGER_PACKAGE_SOURCE: &str = "cozystack-packagesource-controller";
+/// Field manager (Apply) of what an adopted Package keeps when it is given back.
+pub const MANAGER_ADOPT: &str = "cozy-gitops-adopt";
 /// Field manager of Flux's helm-controller: what charts set.
 pub const MANAGER_HELM: &str = "helm-controller";
 /// Field manager of Flux's kustomize-controller.

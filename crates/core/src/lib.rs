@@ -1,6 +1,7 @@
 //! Every decision of cozy-gitops: synchronous, without I/O, clock or environment.
 
 pub mod admission;
+pub mod adopt;
 pub mod chart;
 pub mod duration;
 pub mod managed;
