@@ -39,6 +39,10 @@ pub const ANNOTATION_SKIP_COZYSTACK_VALUES: &str = "operator.cozystack.io/skip-c
 pub const ANNOTATION_RESOURCE_POLICY: &str = "helm.sh/resource-policy";
 /// Flux's annotation that asks for a reconciliation now.
 pub const ANNOTATION_RECONCILE_REQUESTED_AT: &str = "reconcile.fluxcd.io/requestedAt";
+/// Annotation on an ArtifactGenerator: how often the operator nudged source-watcher.
+pub const ANNOTATION_RECOVERY_ATTEMPTS: &str = "cozystack.io/source-watcher-recovery-attempts";
+/// Annotation on an ArtifactGenerator: when it did so last.
+pub const ANNOTATION_LAST_RECOVERY: &str = "cozystack.io/source-watcher-last-recovery-at";
 /// Annotation on a HelmRelease with overrides: `<PackageValues>@<generation>`, and ` <git revision>` when
 /// kustomize-controller applied the PackageValues.
 pub const ANNOTATION_VALUES_FROM: &str = "gitops.cozystack.io/values-from";
@@ -63,6 +67,8 @@ pub const COZYSTACK_VALUES: &str = "cozystack-values";
 
 /// The condition that every kind here has.
 pub const CONDITION_READY: &str = "Ready";
+/// Condition on a Package: what does not go away by waiting, such as a cycle of dependencies.
+pub const CONDITION_STALLED: &str = "Stalled";
 /// Condition on a Package: whether its PackageValues were merged.
 pub const CONDITION_VALUES_MERGED: &str = "ValuesMerged";
 
@@ -92,12 +98,19 @@ pub mod reason {
     /// Package: none of the others; the message says what.
     pub const INTERNAL_ERROR: &str = "InternalError";
 
+    /// Package, `Stalled`: it depends on itself, over others or directly.
+    pub const DEPENDENCY_CYCLE: &str = "DependencyCycle";
+
     /// PackageSource: it has no `sourceRef`.
     pub const SOURCE_REF_NOT_SET: &str = "SourceRefNotSet";
     /// PackageSource: it has no components to build, hence no ArtifactGenerator.
     pub const ARTIFACT_GENERATOR_NOT_FOUND: &str = "ArtifactGeneratorNotFound";
     /// PackageSource: source-watcher has not reported on the ArtifactGenerator.
     pub const ARTIFACT_GENERATOR_NOT_READY: &str = "ArtifactGeneratorNotReady";
+    /// PackageSource: someone else has fields of the ArtifactGenerator; the message says who.
+    pub const ARTIFACT_GENERATOR_CONFLICT: &str = "ArtifactGeneratorConflict";
+    /// PackageSource: the API server refused the ArtifactGenerator.
+    pub const ARTIFACT_GENERATOR_FAILED: &str = "ArtifactGeneratorFailed";
     /// PackageSource: waiting for source-watcher after it was nudged.
     pub const AWAITING_SOURCE_WATCHER_RECOVERY: &str = "AwaitingSourceWatcherRecovery";
     /// PackageSource: source-watcher did not recover after the last nudge.

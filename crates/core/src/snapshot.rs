@@ -34,9 +34,15 @@ pub struct Snapshot {
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Share {
     releases: BTreeSet<ReleaseKey>,
+    /// The same in spec order, which is that of dependents' `dependsOn`.
+    ordered: Vec<ReleaseKey>,
     namespaces: BTreeSet<String>,
     privileged: BTreeSet<String>,
     depends_on: BTreeSet<String>,
+    /// Whether dependents may go on: condition Ready=True.
+    ready: bool,
+    /// Whether its variant is there, so that dependents can name its HelmReleases.
+    known: bool,
 }
 
 impl Snapshot {
@@ -155,6 +161,27 @@ impl Snapshot {
         find_variant(self.source(name)?, selected)
     }
 
+    /// Namespaces that the Package's components live in.
+    pub fn namespaces_of(&self, name: &str) -> impl Iterator<Item = &str> {
+        self.shares.get(name).into_iter().flat_map(|share| &share.namespaces).map(String::as_str)
+    }
+
+    /// HelmReleases that the Package's enabled components want.
+    pub fn releases_of(&self, name: &str) -> impl Iterator<Item = &ReleaseKey> {
+        self.shares.get(name).into_iter().flat_map(|share| &share.releases)
+    }
+
+    /// Packages with a component in the namespace.
+    pub fn users_of(&self, namespace: &str) -> impl Iterator<Item = &str> {
+        self.tenants.get(namespace).into_iter().flatten().map(String::as_str)
+    }
+
+    /// Packages that want a HelmRelease.
+    pub fn claimants(&self, namespace: &str, release: &str) -> impl Iterator<Item = &str> {
+        let claims = self.claims.get(&(namespace.to_owned(), release.to_owned()));
+        claims.into_iter().flatten().map(String::as_str)
+    }
+
     /// Packages whose variant depends on the Package.
     pub fn dependents(&self, name: &str) -> impl Iterator<Item = &str> {
         self.dependents.get(name).into_iter().flatten().map(String::as_str)
@@ -186,11 +213,54 @@ impl Snapshot {
             .map(String::as_str)
     }
 
+    /// The shortest cycle of dependencies through a Package, from it back to it; `None` when there is none.
+    #[must_use]
+    pub fn cycle(&self, name: &str) -> Option<Vec<String>> {
+        let mut came_from: HashMap<&str, &str> = HashMap::new();
+        let mut queue = std::collections::VecDeque::from([self.shares.get_key_value(name)?.0.as_str()]);
+        while let Some(at) = queue.pop_front() {
+            let ignored =
+                self.package(at).and_then(|p| p.spec.ignore_dependencies.as_deref()).unwrap_or_default();
+            for next in self.shares.get(at).into_iter().flat_map(|share| &share.depends_on) {
+                if ignored.contains(next) {
+                    continue;
+                }
+                if next == name {
+                    let mut path = vec![name.to_owned(), at.to_owned()];
+                    let mut at = at;
+                    while let Some(previous) = came_from.get(at) {
+                        path.push((*previous).to_owned());
+                        at = previous;
+                    }
+                    if path.len() > 1 && path.last().map(String::as_str) != Some(name) {
+                        path.push(name.to_owned());
+                    }
+                    path.reverse();
+                    return Some(path);
+                }
+                if let Some((next, _)) = self.shares.get_key_value(next)
+                    && !came_from.contains_key(next.as_str())
+                {
+                    came_from.insert(next, at);
+                    queue.push_back(next);
+                }
+            }
+        }
+        None
+    }
+
     fn refresh(&mut self, name: &str) -> BTreeSet<String> {
         let mut touched = BTreeSet::from([name.to_owned()]);
-        touched.extend(self.dependents(name).map(str::to_owned));
         let new = self.share(name);
         let old = self.shares.remove(name).unwrap_or_default();
+        if new == old {
+            if new != Share::default() {
+                self.shares.insert(name.to_owned(), new);
+            }
+            return touched;
+        }
+        // The order of its releases concerns dependents as well, so any change of the share wakes them.
+        touched.extend(self.dependents(name).map(str::to_owned));
         for release in old.releases.union(&new.releases) {
             update(&mut self.claims, release, name, new.releases.contains(release));
             touched.extend(self.claims.get(release).into_iter().flatten().cloned());
@@ -216,11 +286,18 @@ impl Snapshot {
 
     fn share(&self, name: &str) -> Share {
         let mut share = Share::default();
-        let (Some(package), Some(variant)) = (self.package(name), self.variant(name)) else { return share };
+        let Some(package) = self.package(name) else { return share };
+        let conditions = package.status.as_ref().and_then(|status| status.conditions.as_ref());
+        share.ready = cozy_api::flux::condition(conditions, "Ready")
+            .is_some_and(|condition| condition.status == "True");
+        let Some(variant) = self.variant(name) else { return share };
+        share.known = true;
         share.depends_on.extend(variant.depends_on.iter().flatten().cloned());
         for (component, install) in installed(package, variant) {
             let Some(namespace) = install.namespace.as_deref().filter(|n| !n.is_empty()) else { continue };
-            share.releases.insert((namespace.to_owned(), release_name(component, install).to_owned()));
+            let key = (namespace.to_owned(), release_name(component, install).to_owned());
+            share.ordered.push(key.clone());
+            share.releases.insert(key);
             share.namespaces.insert(namespace.to_owned());
             if install.privileged == Some(true) {
                 share.privileged.insert(namespace.to_owned());

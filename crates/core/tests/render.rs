@@ -241,6 +241,10 @@ fn cycles_never_become_ready() {
         s.set_package(package(name, json!({})));
     }
     assert_eq!(reachable(&s).into_iter().collect::<Vec<_>>(), ["free"]);
+    assert_eq!(s.cycle("a").unwrap(), ["a", "b", "a"]);
+    assert_eq!(s.cycle("b").unwrap(), ["b", "a", "b"]);
+    assert_eq!(s.cycle("self").unwrap(), ["self", "self"]);
+    assert_eq!(s.cycle("free"), None);
 }
 
 #[test]
@@ -251,7 +255,15 @@ fn a_change_touches_only_whom_it_concerns() {
         s.set_source(source(name, json!({"variants": [{"name": "default", "dependsOn": on, "components": [{"name": name, "path": "x", "install": {"namespace": format!("ns-{name}")}}]}]})));
         s.set_package(package(name, json!({})));
     }
-    assert_eq!(s.set_package(package("a", json!({}))).into_iter().collect::<Vec<_>>(), ["a", "b"]);
+    // Nothing that matters to others changed.
+    assert_eq!(s.set_package(package("a", json!({}))).into_iter().collect::<Vec<_>>(), ["a"]);
+    // Becoming ready, and no longer having a HelmRelease, concerns dependents.
+    let ready = json!({"conditions": [{"type": "Ready", "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]});
+    let mut a = package("a", json!({}));
+    a.status = serde_json::from_value(ready).unwrap();
+    assert_eq!(s.set_package(a).into_iter().collect::<Vec<_>>(), ["a", "b"]);
+    let disabled = json!({"components": {"a": {"enabled": false}}});
+    assert_eq!(s.set_package(package("a", disabled)).into_iter().collect::<Vec<_>>(), ["a", "b"]);
     assert_eq!(s.set_package(package("b", json!({}))).into_iter().collect::<Vec<_>>(), ["b"]);
     assert_eq!(s.set_values(values("c", json!({}))).into_iter().collect::<Vec<_>>(), ["c"]);
     // Becoming privileged concerns everybody in the namespace.

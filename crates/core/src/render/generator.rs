@@ -57,7 +57,7 @@ pub fn render_package_source(source: &PackageSource) -> GeneratorRender {
         out.without_generator = Some(Outcome::new(
             "Unknown",
             names::reason::ARTIFACT_GENERATOR_NOT_FOUND,
-            "ArtifactGenerator not found: no component has a path",
+            "ArtifactGenerator not found",
         ));
         return out;
     }

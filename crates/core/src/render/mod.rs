@@ -7,6 +7,8 @@
 
 mod generator;
 mod package;
+pub mod recovery;
+pub mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -97,6 +99,8 @@ pub struct PackageRender {
     pub values_merged: Option<Outcome>,
     /// Merged values by component.
     pub effective_values: BTreeMap<String, EffectiveValues>,
+    /// The merged values are too large for a status: only their digests are told.
+    pub values_left_out: bool,
     /// Who overrides what, by component.
     pub overrides: BTreeMap<String, ComponentOverrides>,
     /// Status of the PackageValues of the same name; `None` without one.

@@ -54,6 +54,7 @@ pub fn render_package(
         dependencies: BTreeMap::new(),
         values_merged: None,
         effective_values: BTreeMap::new(),
+        values_left_out: false,
         overrides: BTreeMap::new(),
         package_values: None,
     };
@@ -75,6 +76,7 @@ pub fn render_package(
     let render = Render { snapshot, package, source, variant, name, options };
     render.releases(&mut out);
     render.package_values(&mut out);
+    limit_effective_values(&mut out);
     let all_ready = out.dependencies.values().all(|ready| *ready);
     out.gate = if all_ready { Gate::Open } else { Gate::UpdatesOnly };
     out.ready = ready(&out, all_ready);
@@ -199,7 +201,6 @@ impl Render<'_> {
                 Err(kind) => out.problems.push(Problem { component: component.name.clone(), kind }),
             }
         }
-        limit_effective_values(&mut out.effective_values);
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -231,7 +232,7 @@ impl Render<'_> {
             return Err(ProblemKind::Taken { component: name, namespace, release, owner: other.to_owned() });
         }
         let mut depends_on = self
-            .component_dependencies(install)
+            .component_dependencies(&component.name, install)
             .map_err(|reason| ProblemKind::DependsOn { component: name.clone(), reason })?;
         depends_on.extend_from_slice(package_dependencies);
         mine.insert(key, name);
@@ -349,19 +350,19 @@ impl Render<'_> {
     }
 
     /// `install.dependsOn`, in its order; a disabled component is not waited for, because nobody creates it.
-    fn component_dependencies(&self, install: &Install) -> Result<Vec<DependencyRef>, String> {
+    fn component_dependencies(&self, name: &str, install: &Install) -> Result<Vec<DependencyRef>, String> {
         let mut out = Vec::new();
         for wanted in install.depends_on.iter().flatten() {
             let components = self.variant.components.as_deref().unwrap_or_default();
             let found = components
                 .iter()
                 .find(|c| c.name == *wanted)
-                .ok_or_else(|| format!("component {wanted} not found in variant for dependency {wanted}"))?;
+                .ok_or_else(|| format!("component {wanted} not found in variant for dependency {name}"))?;
             if !is_enabled(self.package, wanted) {
                 continue;
             }
             let Some(install) = &found.install else {
-                return Err(format!("component {wanted} has no Install section"));
+                return Err(format!("component {wanted} not found in variant for dependency {name}"));
             };
             let namespace = install.namespace.as_deref().filter(|n| !n.is_empty());
             let namespace = namespace
@@ -517,12 +518,20 @@ fn values_from(layer: &PackageValues, revision: Option<&str>) -> String {
     }
 }
 
-/// Leaves out values when all of them together are too large for a status; the digests stay.
-fn limit_effective_values(effective: &mut BTreeMap<String, EffectiveValues>) {
-    let size: usize = effective.values().filter_map(|e| e.values.as_ref()).map(|v| v.to_string().len()).sum();
+/// Leaves out values when all of them together are too large for a status; the digests stay, and `ValuesMerged` says so.
+pub(super) fn limit_effective_values(out: &mut PackageRender) {
+    let values = out.effective_values.values().filter_map(|e| e.values.as_ref());
+    let size: usize = values.map(|values| cozy_yaml::canonical_json(values).len()).sum();
     if size > names::MAX_EFFECTIVE_VALUES_BYTES {
-        for effective in effective.values_mut() {
+        for effective in out.effective_values.values_mut() {
             effective.values = None;
+        }
+        out.values_left_out = true;
+    }
+    if let Some(merged) = out.values_merged.as_mut().filter(|_| out.values_left_out) {
+        let told = "; effective values of more than 256 KiB are left out, their digests are not";
+        if !merged.message.ends_with(told) {
+            merged.message += told;
         }
     }
 }

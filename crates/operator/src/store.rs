@@ -1,0 +1,505 @@
+//! What the watches have seen: the renderer's [`Snapshot`] and the objects as they exist.
+//!
+//! Synchronous and without I/O. Every change returns the keys that it concerns. Answers to our own writes are put in
+//! as well, so that the next look does not wait for the watch; an older event that comes after is ignored.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use cozy_api::names;
+use cozy_api::packages::{Package, PackageSource, PackageValues};
+use cozy_core::snapshot::{ReleaseKey, Snapshot};
+use serde_json::Value;
+
+use crate::queue::Key;
+
+/// What is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    Package,
+    Source,
+    Values,
+    Release,
+    Generator,
+    Namespace,
+    Secret,
+    Artifact,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Package,
+        Self::Source,
+        Self::Values,
+        Self::Release,
+        Self::Generator,
+        Self::Namespace,
+        Self::Secret,
+        Self::Artifact,
+    ];
+
+    /// The API's name of the kind.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Package => "Package",
+            Self::Source => "PackageSource",
+            Self::Values => "PackageValues",
+            Self::Release => "HelmRelease",
+            Self::Generator => "ArtifactGenerator",
+            Self::Namespace => "Namespace",
+            Self::Secret => "Secret",
+            Self::Artifact => "ExternalArtifact",
+        }
+    }
+}
+
+/// Namespace (empty for cluster-scoped kinds) and name.
+pub(crate) type Id = (String, String);
+
+/// The parts of a Package, PackageSource or PackageValues that the renderer's types leave out.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Live {
+    pub(crate) uid: Option<String>,
+    pub(crate) generation: Option<i64>,
+    pub(crate) resource_version: String,
+    pub(crate) status: Option<Value>,
+    pub(crate) deleting: bool,
+    /// Why our types cannot read it.
+    pub(crate) broken: Option<String>,
+}
+
+/// What matters of a namespace.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NamespaceFacts {
+    resource_version: String,
+    pub(crate) labels: serde_json::Map<String, Value>,
+    kept: bool,
+    /// Fields that server-side apply gave to the package controller.
+    owns_system: bool,
+    owns_enforce: bool,
+    owns_keep: bool,
+    pub(crate) terminating: bool,
+}
+
+impl NamespaceFacts {
+    fn of(object: &Value) -> Self {
+        let mut facts = Self {
+            resource_version: text(object, "/metadata/resourceVersion").to_owned(),
+            labels: map(object, "/metadata/labels"),
+            kept: map(object, "/metadata/annotations").get(names::ANNOTATION_RESOURCE_POLICY)
+                == Some(&Value::from("keep")),
+            terminating: object.pointer("/metadata/deletionTimestamp").is_some(),
+            ..Self::default()
+        };
+        for entry in object.pointer("/metadata/managedFields").and_then(Value::as_array).into_iter().flatten()
+        {
+            if text(entry, "/manager") != names::MANAGER_PACKAGE || text(entry, "/operation") != "Apply" {
+                continue;
+            }
+            let owns = |part: &str, name: &str| {
+                entry
+                    .pointer(&format!("/fieldsV1/f:metadata/f:{part}"))
+                    .is_some_and(|fields| fields.get(format!("f:{name}")).is_some())
+            };
+            facts.owns_system |= owns("labels", names::LABEL_SYSTEM);
+            facts.owns_enforce |= owns("labels", names::LABEL_POD_SECURITY_ENFORCE);
+            facts.owns_keep |= owns("annotations", names::ANNOTATION_RESOURCE_POLICY);
+        }
+        facts
+    }
+
+    fn label(&self, name: &str) -> &str {
+        self.labels.get(name).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Whether an apply with these would change nothing.
+    pub(crate) fn is(&self, system: bool, privileged: bool) -> bool {
+        let system = if system {
+            self.owns_system && self.label(names::LABEL_SYSTEM) == "true"
+        } else {
+            !self.owns_system
+        };
+        let privileged = if privileged {
+            self.owns_enforce && self.label(names::LABEL_POD_SECURITY_ENFORCE) == "privileged"
+        } else {
+            !self.owns_enforce
+        };
+        system && privileged && self.owns_keep && self.kept
+    }
+
+    /// Whether it still allows privileged pods because of us.
+    pub(crate) fn was_made_privileged(&self) -> bool {
+        self.owns_enforce
+    }
+}
+
+/// A copy, or the source, of the values Secret.
+#[derive(Clone, Debug)]
+pub(crate) struct SecretCopy {
+    pub(crate) object: Arc<Value>,
+    /// The operator wrote it: only then may it be deleted.
+    pub(crate) ours: bool,
+}
+
+/// Where the chart of an ExternalArtifact is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Artifact {
+    pub(crate) url: String,
+    pub(crate) digest: String,
+}
+
+/// Everything that is known.
+#[derive(Default)]
+pub(crate) struct Store {
+    pub(crate) snapshot: Snapshot,
+    pub(crate) packages: HashMap<String, Live>,
+    pub(crate) sources: HashMap<String, Live>,
+    pub(crate) values: HashMap<String, Live>,
+    releases: HashMap<ReleaseKey, Arc<Value>>,
+    labelled: HashMap<String, BTreeSet<ReleaseKey>>,
+    pub(crate) generators: HashMap<String, Arc<Value>>,
+    pub(crate) namespaces: HashMap<String, NamespaceFacts>,
+    pub(crate) secrets: HashMap<String, SecretCopy>,
+    pub(crate) artifacts: HashMap<String, Artifact>,
+    /// Packages whose overrides want to know the chart, by artifact.
+    pub(crate) chart_users: HashMap<String, BTreeSet<String>>,
+    secret_source: String,
+}
+
+fn text<'v>(object: &'v Value, pointer: &str) -> &'v str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn map(object: &Value, pointer: &str) -> serde_json::Map<String, Value> {
+    object.pointer(pointer).and_then(Value::as_object).cloned().unwrap_or_default()
+}
+
+fn id(object: &Value) -> Id {
+    (text(object, "/metadata/namespace").to_owned(), text(object, "/metadata/name").to_owned())
+}
+
+/// Whether `old` is a later version of the same object than `new`.
+fn is_newer(old: &str, new: &str) -> bool {
+    matches!((old.parse::<u64>(), new.parse::<u64>()), (Ok(old), Ok(new)) if old > new)
+}
+
+impl Store {
+    /// `secret_source`: namespace that the values Secret comes from.
+    pub(crate) fn new(secret_source: &str) -> Self {
+        Self { secret_source: secret_source.to_owned(), ..Self::default() }
+    }
+
+    /// The HelmRelease as it exists.
+    pub(crate) fn release(&self, key: &ReleaseKey) -> Option<&Arc<Value>> {
+        self.releases.get(key)
+    }
+
+    /// Existing HelmReleases with the label of that Package.
+    pub(crate) fn labelled(&self, package: &str) -> impl Iterator<Item = (&ReleaseKey, &Arc<Value>)> {
+        self.labelled
+            .get(package)
+            .into_iter()
+            .flatten()
+            .filter_map(|key| Some((key, self.releases.get(key)?)))
+    }
+
+    /// Namespace and name of everything of a kind.
+    pub(crate) fn ids(&self, kind: Kind) -> HashSet<Id> {
+        let plain = |name: &String| (String::new(), name.clone());
+        match kind {
+            Kind::Package => self.packages.keys().map(plain).collect(),
+            Kind::Source => self.sources.keys().map(plain).collect(),
+            Kind::Values => self.values.keys().map(plain).collect(),
+            Kind::Release => self.releases.keys().cloned().collect(),
+            Kind::Generator => {
+                self.generators.keys().map(|n| (names::SYSTEM_NAMESPACE.to_owned(), n.clone())).collect()
+            }
+            Kind::Namespace => self.namespaces.keys().map(plain).collect(),
+            Kind::Secret => self.secrets.iter().map(|(ns, s)| (ns.clone(), id(&s.object).1)).collect(),
+            Kind::Artifact => {
+                self.artifacts.keys().map(|n| (names::SYSTEM_NAMESPACE.to_owned(), n.clone())).collect()
+            }
+        }
+    }
+
+    fn version(&self, kind: Kind, id: &Id) -> Option<&str> {
+        match kind {
+            Kind::Package => self.packages.get(&id.1).map(|l| l.resource_version.as_str()),
+            Kind::Source => self.sources.get(&id.1).map(|l| l.resource_version.as_str()),
+            Kind::Values => self.values.get(&id.1).map(|l| l.resource_version.as_str()),
+            Kind::Release => self.releases.get(id).map(|o| text(o, "/metadata/resourceVersion")),
+            Kind::Generator => self.generators.get(&id.1).map(|o| text(o, "/metadata/resourceVersion")),
+            Kind::Namespace => self.namespaces.get(&id.1).map(|n| n.resource_version.as_str()),
+            Kind::Secret => self.secrets.get(&id.0).map(|s| text(&s.object, "/metadata/resourceVersion")),
+            Kind::Artifact => None,
+        }
+    }
+
+    /// Puts in an object as the API server gave it; which keys that concerns.
+    pub(crate) fn apply(&mut self, kind: Kind, mut object: Value) -> Vec<Key> {
+        let id = id(&object);
+        let new = text(&object, "/metadata/resourceVersion");
+        if let Some(old) = self.version(kind, &id)
+            && (old == new || is_newer(old, new))
+        {
+            return Vec::new();
+        }
+        let managers = object.pointer_mut("/metadata/managedFields").map(Value::take);
+        match kind {
+            Kind::Package | Kind::Source | Kind::Values => self.apply_ours(kind, &id.1, object),
+            Kind::Release => {
+                if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+                    metadata.remove("managedFields");
+                }
+                // Readiness of a HelmRelease is no gate, so its status is of no interest.
+                if let Some(fields) = object.as_object_mut() {
+                    fields.remove("status");
+                }
+                let label = package_label(&object);
+                let old = self.releases.insert(id.clone(), Arc::new(object));
+                let old_label = old.as_ref().and_then(|old| package_label(old));
+                if old_label != label {
+                    self.unlabel(old_label.as_deref(), &id);
+                    if let Some(label) = &label {
+                        self.labelled.entry(label.clone()).or_default().insert(id.clone());
+                    }
+                }
+                let same = old
+                    .as_ref()
+                    .zip(self.releases.get(&id))
+                    .is_some_and(|(old, new)| same_but_version(old, new));
+                if same { Vec::new() } else { self.release_keys(&id, [old_label, label]) }
+            }
+            Kind::Generator => {
+                if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+                    metadata.remove("managedFields");
+                }
+                self.generators.insert(id.1.clone(), Arc::new(object));
+                vec![Key::Source(id.1)]
+            }
+            Kind::Namespace => {
+                if let (Some(managers), Some(metadata)) =
+                    (managers, object.get_mut("metadata").and_then(Value::as_object_mut))
+                {
+                    metadata.insert("managedFields".to_owned(), managers);
+                }
+                let facts = NamespaceFacts::of(&object);
+                let mut keys = vec![Key::Namespace(id.1.clone()), Key::Secret(id.1.clone())];
+                let old = self.namespaces.insert(id.1.clone(), facts.clone());
+                if old.as_ref().is_none_or(|old| old.terminating != facts.terminating) {
+                    keys.extend(self.snapshot.users_of(&id.1).map(|name| Key::Package(name.to_owned())));
+                }
+                keys
+            }
+            Kind::Secret => {
+                let ours = managers.as_ref().and_then(Value::as_array).is_some_and(|managers| {
+                    managers.iter().any(|entry| text(entry, "/manager") == names::MANAGER_OPERATOR)
+                });
+                self.secrets.insert(id.0.clone(), SecretCopy { object: Arc::new(object), ours });
+                self.secret_keys(&id.0)
+            }
+            Kind::Artifact => {
+                let artifact = object.pointer("/status/artifact").map(|artifact| Artifact {
+                    url: text(artifact, "/url").to_owned(),
+                    digest: text(artifact, "/digest").to_owned(),
+                });
+                let old = match artifact.clone() {
+                    Some(artifact) => self.artifacts.insert(id.1.clone(), artifact),
+                    None => self.artifacts.remove(&id.1),
+                };
+                if old != artifact && self.chart_users.contains_key(&id.1) {
+                    vec![Key::Chart(id.1)]
+                } else {
+                    Vec::new()
+                }
+            }
+        }
+    }
+
+    fn apply_ours(&mut self, kind: Kind, name: &str, mut object: Value) -> Vec<Key> {
+        let status = object.as_object_mut().and_then(|fields| fields.remove("status"));
+        let mut live = Live {
+            uid: Some(text(&object, "/metadata/uid").to_owned()).filter(|uid| !uid.is_empty()),
+            generation: object.pointer("/metadata/generation").and_then(Value::as_i64),
+            resource_version: text(&object, "/metadata/resourceVersion").to_owned(),
+            deleting: object.pointer("/metadata/deletionTimestamp").is_some(),
+            broken: None,
+            status,
+        };
+        // The renderer needs no more of a status than its conditions.
+        if let (Kind::Package, Some(conditions)) =
+            (kind, live.status.as_ref().and_then(|status| status.get("conditions")))
+        {
+            object["status"] = serde_json::json!({ "conditions": conditions });
+        }
+        let mut namespaces: BTreeSet<String> = self.snapshot.namespaces_of(name).map(str::to_owned).collect();
+        let touched = match kind {
+            Kind::Package => serde_json::from_value::<Package>(object).map(|p| self.snapshot.set_package(p)),
+            Kind::Source => {
+                serde_json::from_value::<PackageSource>(object).map(|s| self.snapshot.set_source(s))
+            }
+            _ => serde_json::from_value::<PackageValues>(object).map(|v| self.snapshot.set_values(v)),
+        };
+        let touched = touched.unwrap_or_else(|error| {
+            // What was known of it stays, so that nothing is taken for removed.
+            live.broken = Some(error.to_string());
+            BTreeSet::from([name.to_owned()])
+        });
+        namespaces.extend(self.snapshot.namespaces_of(name).map(str::to_owned));
+        match kind {
+            Kind::Package => self.packages.insert(name.to_owned(), live),
+            Kind::Source => self.sources.insert(name.to_owned(), live),
+            _ => self.values.insert(name.to_owned(), live),
+        };
+        Self::keys(kind, name, touched, namespaces)
+    }
+
+    fn keys(kind: Kind, name: &str, touched: BTreeSet<String>, namespaces: BTreeSet<String>) -> Vec<Key> {
+        let mut keys: Vec<Key> = touched.into_iter().map(Key::Package).collect();
+        if kind == Kind::Source {
+            keys.push(Key::Source(name.to_owned()));
+        }
+        if kind != Kind::Values {
+            keys.extend(namespaces.into_iter().map(Key::Namespace));
+        }
+        keys
+    }
+
+    /// Takes out an object; which keys that concerns. `version` is that of the deletion, where known.
+    pub(crate) fn remove(&mut self, kind: Kind, id: &Id, version: Option<&str>) -> Vec<Key> {
+        if let (Some(old), Some(new)) = (self.version(kind, id), version)
+            && is_newer(old, new)
+        {
+            // Made anew before the watch told of the deletion.
+            return Vec::new();
+        }
+        let name = &id.1;
+        match kind {
+            Kind::Package | Kind::Source | Kind::Values => {
+                let namespaces = self.snapshot.namespaces_of(name).map(str::to_owned).collect();
+                let touched = match kind {
+                    Kind::Package => {
+                        self.packages.remove(name);
+                        self.snapshot.remove_package(name)
+                    }
+                    Kind::Source => {
+                        self.sources.remove(name);
+                        self.snapshot.remove_source(name)
+                    }
+                    _ => {
+                        self.values.remove(name);
+                        self.snapshot.remove_values(name)
+                    }
+                };
+                Self::keys(kind, name, touched, namespaces)
+            }
+            Kind::Release => {
+                let Some(old) = self.releases.remove(id) else { return Vec::new() };
+                let label = package_label(&old);
+                self.unlabel(label.as_deref(), id);
+                self.release_keys(id, [label, None])
+            }
+            Kind::Generator => {
+                self.generators.remove(name);
+                vec![Key::Source(name.clone())]
+            }
+            Kind::Namespace => {
+                self.namespaces.remove(name);
+                self.snapshot.users_of(name).map(|name| Key::Package(name.to_owned())).collect()
+            }
+            Kind::Secret => {
+                self.secrets.remove(&id.0);
+                self.secret_keys(&id.0)
+            }
+            Kind::Artifact => {
+                self.artifacts.remove(name);
+                Vec::new()
+            }
+        }
+    }
+
+    fn unlabel(&mut self, label: Option<&str>, id: &ReleaseKey) {
+        let Some(label) = label else { return };
+        if let Some(keys) = self.labelled.get_mut(label) {
+            keys.remove(id);
+            if keys.is_empty() {
+                self.labelled.remove(label);
+            }
+        }
+    }
+
+    fn release_keys(&self, id: &ReleaseKey, labels: [Option<String>; 2]) -> Vec<Key> {
+        let mut packages: BTreeSet<String> = labels.into_iter().flatten().collect();
+        packages.extend(self.snapshot.claimants(&id.0, &id.1).map(str::to_owned));
+        packages.into_iter().map(Key::Package).collect()
+    }
+
+    /// The source concerns every namespace, a copy its own.
+    fn secret_keys(&self, namespace: &str) -> Vec<Key> {
+        if namespace == self.secret_source {
+            self.namespaces.keys().chain(self.secrets.keys()).cloned().map(Key::Secret).collect()
+        } else {
+            vec![Key::Secret(namespace.to_owned())]
+        }
+    }
+}
+
+fn package_label(object: &Value) -> Option<String> {
+    object.pointer("/metadata/labels")?.get(names::LABEL_PACKAGE)?.as_str().map(str::to_owned)
+}
+
+/// Whether two HelmReleases differ in their version alone: a change of status, which concerns nobody here.
+fn same_but_version(old: &Value, new: &Value) -> bool {
+    let part = |object: &Value, pointer: &str| object.pointer(pointer).cloned();
+    ["/spec", "/metadata/labels", "/metadata/annotations", "/metadata/ownerReferences", "/metadata/uid"]
+        .iter()
+        .all(|pointer| part(old, pointer) == part(new, pointer))
+        && old.pointer("/metadata/deletionTimestamp").is_some()
+            == new.pointer("/metadata/deletionTimestamp").is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn release(version: &str, suspend: bool) -> Value {
+        json!({
+            "metadata": {
+                "namespace": "n", "name": "x", "resourceVersion": version, "uid": "u",
+                "labels": { names::LABEL_PACKAGE: "p" },
+            },
+            "spec": { "suspend": suspend },
+            "status": { "at": version },
+        })
+    }
+
+    #[test]
+    fn a_status_change_of_a_release_wakes_nobody() {
+        let mut store = Store::new("cozy-system");
+        assert_eq!(store.apply(Kind::Release, release("1", false)), [Key::Package("p".to_owned())]);
+        assert_eq!(store.apply(Kind::Release, release("2", false)), []);
+        assert_eq!(store.apply(Kind::Release, release("3", true)), [Key::Package("p".to_owned())]);
+    }
+
+    #[test]
+    fn an_older_event_does_not_undo_what_is_known() {
+        let mut store = Store::new("cozy-system");
+        store.apply(Kind::Release, release("5", true));
+        assert_eq!(store.apply(Kind::Release, release("4", false)), []);
+        let key = ("n".to_owned(), "x".to_owned());
+        assert_eq!(store.release(&key).unwrap().pointer("/spec/suspend"), Some(&json!(true)));
+        assert_eq!(store.remove(Kind::Release, &key, Some("3")), []);
+        assert_eq!(store.remove(Kind::Release, &key, Some("6")), [Key::Package("p".to_owned())]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_kept_as_it_was() {
+        let mut store = Store::new("cozy-system");
+        let package = |version: &str, spec: Value| json!({ "metadata": { "name": "p", "resourceVersion": version }, "spec": spec });
+        store.apply(Kind::Package, package("1", json!({ "variant": "v" })));
+        store.apply(Kind::Package, package("2", json!({ "variant": 7 })));
+        assert!(store.packages["p"].broken.is_some());
+        assert_eq!(store.snapshot.package("p").unwrap().spec.variant.as_deref(), Some("v"));
+    }
+}
