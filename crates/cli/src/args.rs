@@ -52,6 +52,10 @@ pub(crate) enum Command {
     ///
     /// Dependencies between Packages are taken as ready.
     Render(Render),
+    /// Write the part of a hand-made Package that goes to git, above all of the bootstrap Package.
+    ///
+    /// The manifest owns just the fields in it; see docs/adopt.md. Values are printed as they are, credentials included.
+    Adopt(crate::adopt::Adopt),
     /// Print the CustomResourceDefinitions of Package, PackageSource and PackageValues.
     Crds,
     /// Print a completion script for a shell.

@@ -1,5 +1,6 @@
 //! The command `cozy-gitops`: what a change in a repository does to a Cozystack cluster, and the operator itself.
 
+mod adopt;
 mod args;
 mod commands;
 mod load;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
     let result = match arguments.command {
         Command::Plan(command) => commands::plan::run(&command, &printer),
         Command::Render(command) => commands::render::run(&command, &printer),
+        Command::Adopt(command) => adopt::run(&command, printer),
         Command::Crds => commands::simple::crds(&printer),
         Command::Completions { shell } => commands::simple::completions(shell, &printer),
         Command::Version => commands::simple::version(&printer),
