@@ -138,7 +138,7 @@ impl<'a> Walk<'a> {
             );
         }
         if metadata.is_dir() {
-            if self.above.iter().any(|above| *above == target) {
+            if self.above.contains(&target) {
                 self.out.unreadable(name, "the symbolic link leads to a directory that it is in: a loop");
                 return None;
             }

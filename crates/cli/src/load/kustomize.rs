@@ -64,11 +64,12 @@ pub(super) fn build(directory: &Path, names: &Names, root: Option<&Path>, out: &
     }
 }
 
-fn run(directory: &Path, leaves: bool) -> Result<Vec<u8>, Finding> {
-    let failed = |message: String| Finding::new(FindingKind::KustomizeFailed, Severity::Error, message);
+fn run(directory: &Path, leaves: bool) -> Result<Vec<u8>, Box<Finding>> {
+    let failed =
+        |message: String| Box::new(Finding::new(FindingKind::KustomizeFailed, Severity::Error, message));
     let Some((program, is_kubectl)) = program() else {
-        return Err(failed("this is a kustomization, and neither kustomize nor kubectl is there to build it".to_owned())
-            .hint(format!("install kustomize (https://kubectl.docs.kubernetes.io/installation/kustomize/) or kubectl, or set {VARIABLE} to the path of one of them")));
+        return Err(Box::new(failed("this is a kustomization, and neither kustomize nor kubectl is there to build it".to_owned())
+            .hint(format!("install kustomize (https://kubectl.docs.kubernetes.io/installation/kustomize/) or kubectl, or set {VARIABLE} to the path of one of them"))));
     };
     let mut command = Command::new(&program);
     command.arg(if is_kubectl { "kustomize" } else { "build" });
