@@ -97,8 +97,9 @@ fn chart_problems(directory: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let chart = read(&directory.join("Chart.yaml"))?.into_iter().next().unwrap_or_default();
-    // Applications are named as they are; the platform's own charts have a prefix.
-    let expected = if directory.parent().is_some_and(|layer| layer.ends_with("system")) {
+    // Applications and their definitions (`…-rd`) are named as they are; the platform's own charts have a prefix.
+    let is_system = directory.parent().is_some_and(|layer| layer.ends_with("system"));
+    let expected = if is_system && !name.ends_with("-rd") {
         format!("cozy-{name}")
     } else {
         name.to_owned()

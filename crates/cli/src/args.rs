@@ -56,6 +56,8 @@ pub(crate) enum Command {
     ///
     /// The manifest owns just the fields in it; see docs/adopt.md. Values are printed as they are, credentials included.
     Adopt(crate::adopt::Adopt),
+    /// Run the operator: PackageSource, Package and PackageValues become ArtifactGenerators and HelmReleases.
+    Operator(Box<crate::commands::operator::Operator>),
     /// Print the CustomResourceDefinitions of Package, PackageSource and PackageValues.
     Crds,
     /// Print a completion script for a shell.

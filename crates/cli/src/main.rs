@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Command::Plan(command) => commands::plan::run(&command, &printer),
         Command::Render(command) => commands::render::run(&command, &printer),
         Command::Adopt(command) => adopt::run(&command, printer),
+        Command::Operator(command) => commands::operator::run(&command),
         Command::Crds => commands::simple::crds(&printer),
         Command::Completions { shell } => commands::simple::completions(shell, &printer),
         Command::Version => commands::simple::version(&printer),

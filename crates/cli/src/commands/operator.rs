@@ -1,0 +1,157 @@
+//! `cozy-gitops operator`: flags to [`cozy_operator::Config`], logs, signals.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+use clap::{ArgAction, Args, ValueEnum};
+use cozy_operator::{Config, PlatformSource};
+
+use crate::Outcome;
+use crate::args::Releases;
+
+/// Flags of the operator. Those of the Go cozystack-operator have its names and defaults.
+#[derive(Debug, Args)]
+pub(crate) struct Operator {
+    /// Who writes the HelmReleases: this operator, or an unmodified cozystack-operator beside it.
+    #[arg(long, value_enum, default_value_t, value_name = "MODE")]
+    packages: Packages,
+    /// Run only while holding the Lease `cozystack-operator.cozystack.io`.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
+    leader_elect: bool,
+    /// Address of the metrics; `0` for none.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8080", value_parser = address)]
+    metrics_bind_address: String,
+    /// Address of /healthz and /readyz; `0` for none.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = address)]
+    health_probe_bind_address: String,
+    /// Address of the admission webhook; `0` for none. It is not served yet.
+    #[arg(long, value_name = "ADDRESS", default_value = "0", value_parser = address)]
+    webhook_bind_address: String,
+    /// Apply the CustomResourceDefinitions at start.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
+    install_crds: bool,
+    /// Apply Flux at start, from --flux-manifests.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
+    install_flux: bool,
+    /// Directory of Flux's manifests.
+    #[arg(long, value_name = "DIR")]
+    flux_manifests: Option<PathBuf>,
+    /// Name of the Secret with the platform's values.
+    #[arg(long, value_name = "NAME", default_value = "cozystack-values")]
+    cozy_values_secret_name: String,
+    /// Namespace of that Secret.
+    #[arg(long, value_name = "NAMESPACE", default_value = "cozy-system")]
+    cozy_values_secret_namespace: String,
+    /// Label of the namespaces that get a copy of it.
+    #[arg(long, value_name = "LABEL=VALUE", default_value = "cozystack.io/system=true")]
+    cozy_values_namespace_selector: String,
+    /// Name of the platform's own source.
+    #[arg(long, value_name = "NAME", default_value = "cozystack-platform")]
+    platform_source_name: String,
+    /// `oci://…`, `https://…`, `http://…` or `ssh://…`: makes the platform's source at start.
+    #[arg(long, value_name = "URL")]
+    platform_source_url: Option<String>,
+    /// Which revision of it: `tag=v1`, `digest=…`, `branch=main`, …; several joined by commas.
+    #[arg(long, value_name = "KEY=VALUE,…", default_value = "")]
+    platform_source_ref: String,
+    /// Secret with credentials for it.
+    #[arg(long, value_name = "NAME")]
+    platform_source_secret_ref: Option<String>,
+    /// Accepted for compatibility; nothing is ever sent anywhere.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", hide = true)]
+    disable_telemetry: bool,
+    /// Format of the logs.
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    log_format: LogFormat,
+    /// What is logged: `error`, `warn`, `info`, `debug`, or a filter such as `cozy_operator=debug`.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    log_level: String,
+    #[command(flatten)]
+    releases: Releases,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+enum Packages {
+    /// This operator.
+    #[default]
+    Operator,
+    /// A cozystack-operator; overrides are merged at admission.
+    Overlay,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs.
+    Json,
+}
+
+fn address(text: &str) -> Result<String, String> {
+    cozy_operator::bind_address(text).map(|_| text.to_owned())
+}
+
+impl Operator {
+    fn config(&self) -> Result<Config> {
+        if self.packages == Packages::Overlay {
+            bail!(
+                "--packages=overlay is not available yet; run with --packages=operator in place of the cozystack-operator"
+            );
+        }
+        if self.install_flux && self.flux_manifests.is_none() {
+            bail!("--install-flux needs --flux-manifests <dir>");
+        }
+        let pod = std::env::var("POD_NAME").or_else(|_| std::env::var("HOSTNAME")).unwrap_or_default();
+        let defaults = Config::default();
+        Ok(Config {
+            render: (&self.releases).into(),
+            cozy_values_secret_name: self.cozy_values_secret_name.clone(),
+            cozy_values_secret_namespace: self.cozy_values_secret_namespace.clone(),
+            cozy_values_namespace_selector: self.cozy_values_namespace_selector.clone(),
+            platform_source_name: self.platform_source_name.clone(),
+            platform_source: self.platform_source_url.clone().filter(|url| !url.is_empty()).map(|url| {
+                PlatformSource {
+                    url,
+                    reference: self.platform_source_ref.clone(),
+                    secret: self.platform_source_secret_ref.clone().filter(|name| !name.is_empty()),
+                }
+            }),
+            install_crds: self.install_crds,
+            flux_manifests: self.flux_manifests.clone().filter(|_| self.install_flux),
+            leader_elect: self.leader_elect,
+            metrics_bind_address: self.metrics_bind_address.clone(),
+            health_probe_bind_address: self.health_probe_bind_address.clone(),
+            // A restarted container is another process under the same pod name.
+            identity: format!("{pod}_{}", defaults.identity),
+            ..defaults
+        })
+    }
+}
+
+/// Runs the operator until SIGTERM or SIGINT.
+pub(crate) fn run(command: &Operator) -> Result<Outcome> {
+    let filter = tracing_subscriber::EnvFilter::try_new(&command.log_level)
+        .with_context(|| format!("--log-level {:?}", command.log_level))?;
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match command.log_format {
+        LogFormat::Text => logs.init(),
+        LogFormat::Json => logs.json().init(),
+    }
+    let config = command.config()?;
+    if !matches!(command.webhook_bind_address.as_str(), "" | "0") {
+        tracing::warn!("--webhook-bind-address: the admission webhook is not served yet");
+    }
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
+    runtime.block_on(async {
+        let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+        let shutdown = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = tokio::signal::ctrl_c() => {}
+            }
+        };
+        cozy_operator::run(config, shutdown).await?;
+        Ok(Outcome::Unchanged)
+    })
+}
