@@ -99,11 +99,7 @@ fn chart_problems(directory: &Path) -> Result<Vec<String>> {
     let chart = read(&directory.join("Chart.yaml"))?.into_iter().next().unwrap_or_default();
     // Applications and their definitions (`…-rd`) are named as they are; the platform's own charts have a prefix.
     let is_system = directory.parent().is_some_and(|layer| layer.ends_with("system"));
-    let expected = if is_system && !name.ends_with("-rd") {
-        format!("cozy-{name}")
-    } else {
-        name.to_owned()
-    };
+    let expected = if is_system && !name.ends_with("-rd") { format!("cozy-{name}") } else { name.to_owned() };
     if chart["name"] != expected.as_str() {
         problems.push(format!("Chart.yaml: the name is not {expected}"));
     }
