@@ -13,7 +13,7 @@ pub(crate) fn run(command: &args::Plan, printer: &Printer) -> Result<Outcome> {
     let plan = plan(command)?;
     let printed = match command.output {
         PlanOutput::Text => text::plan(&plan),
-        PlanOutput::Json => format!("{}\n", serde_json::to_string_pretty(&plan.to_json())?),
+        PlanOutput::Json => cozy_yaml::to_json_pretty(&plan.to_json())?,
         PlanOutput::Markdown => markdown::plan(&plan),
     };
     printer.data(&printed)?;

@@ -21,7 +21,7 @@ pub(crate) fn run(command: &args::Render, printer: &Printer) -> Result<Outcome> 
     let printed = match command.output {
         RenderOutput::Json => {
             let list = json!({ "apiVersion": "v1", "kind": "List", "items": objects });
-            format!("{}\n", serde_json::to_string_pretty(&list)?)
+            cozy_yaml::to_json_pretty(&list)?
         }
         RenderOutput::Yaml => {
             let mut text = String::new();

@@ -5,7 +5,7 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
-use cozy_core::chart::{Chart, coalesce};
+use cozy_core::chart::{Chart, coalesce, merge_file};
 use cozy_core::plan::{Finding, FindingKind, Prepared, Severity, WantedChart};
 use cozy_yaml::Limits;
 use serde_json::{Map, Value};
@@ -60,7 +60,7 @@ fn chart(path: &Path, wanted: &WantedChart) -> Result<Chart> {
         Some((first, others)) => {
             let mut values = values(&plain(path, first)?)?;
             for file in others {
-                coalesce(&mut values, &self::values(&plain(path, file)?)?);
+                merge_file(&mut values, &self::values(&plain(path, file)?)?);
             }
             values
         }
