@@ -136,6 +136,19 @@ fn the_schema_warns_or_enforces() {
 }
 
 #[test]
+fn enforcing_a_schema_that_cannot_be_used_keeps_the_last_good_values() {
+    let mut s = two();
+    s.set_chart(
+        "p-default-b".to_owned(),
+        Arc::new(Chart { values: json!({}), schema: Some(json!({"type": 5})) }),
+    );
+    s.set_values(values("p", json!({"validation": "Enforce", "components": {"b": {"values": {"n": 1}}}})));
+    let r = render(&s, "p");
+    assert!(r.releases.iter().find(|r| r.component == "b").unwrap().keep_values);
+    assert!(r.package_values.unwrap().ready.message.contains("schema"), "it says why");
+}
+
+#[test]
 fn list_rules_use_the_charts_own_list() {
     let mut s = two();
     s.set_values(values("p", json!({"components": {"b": {"values": {"images": [{"name": "new"}]}, "lists": [{"path": "/images", "type": "Map", "keys": ["name"]}]}}})));

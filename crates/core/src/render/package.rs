@@ -18,6 +18,7 @@ use super::{
     ComponentRender, Dependencies, Gate, NamespaceRender, Outcome, PackageRender, Problem, ProblemKind,
     ReleaseRender, RenderOptions, ValuesRender, owner,
 };
+use crate::chart::{Chart, Violation};
 use crate::merge::{Merged, merge_component};
 use crate::snapshot::{
     Snapshot, artifact_name, find_variant, installed, is_enabled, release_name, selected_variant,
@@ -338,7 +339,7 @@ impl Render<'_> {
         };
         if layer.spec.validation == Some(Validation::Enforce) {
             let values = merged.values.clone().unwrap_or_default();
-            let broken = chart.map(|c| c.violations(&values).unwrap_or_default()).unwrap_or_default();
+            let broken = chart.map(|c| judged(c, &values)).unwrap_or_default();
             if let Some(first) = broken.into_iter().next() {
                 let (pointer, message) = (first.pointer, first.message);
                 let kind = ProblemKind::Invalid { component: component.name.clone(), pointer, message };
@@ -438,9 +439,7 @@ impl Render<'_> {
         ComponentRender {
             state,
             unknown_keys: chart.map(|chart| chart.unknown_keys(values)),
-            violations: chart
-                .map(|chart| chart.violations(&effective.unwrap_or_default()).unwrap_or_default())
-                .unwrap_or_default(),
+            violations: chart.map(|chart| judged(chart, &effective.unwrap_or_default())).unwrap_or_default(),
         }
     }
 
@@ -498,6 +497,13 @@ impl Render<'_> {
         }
         Outcome::new("True", names::reason::MERGED, message)
     }
+}
+
+/// Violations; a schema that cannot be used counts as one, so that `Enforce` never passes what nobody could check.
+fn judged(chart: &Chart, values: &Value) -> Vec<Violation> {
+    chart
+        .violations(values)
+        .unwrap_or_else(|error| vec![Violation { pointer: String::new(), message: error.to_string() }])
 }
 
 fn dependency(namespace: &str, name: &str) -> DependencyRef {
