@@ -10,9 +10,8 @@ help: ## Show this help
 demo: ## Plan a change on the bundled example and explain what is seen
 	@examples/demo
 
-test: peers lint charts ## Everything: lint, charts, unit tests, end-to-end tests, the demo
+test: peers lint charts demo ## Everything: lint, charts, the demo, unit tests, end-to-end tests
 	$(CARGO) test --workspace --no-fail-fast
-	$(MAKE) --no-print-directory demo
 
 e2e: peers ## The end-to-end tests on a real API server with the real controllers
 	$(CARGO) test --package cozy-e2e --no-fail-fast
