@@ -1,4 +1,4 @@
-//! The command line. `docs/cli.md` is made from it.
+//! The command line.
 
 use std::path::PathBuf;
 
