@@ -36,6 +36,7 @@ peers: ## Build the real parts that tests run against (once, into a cache outsid
 	@peers/build.sh
 
 up: peers ## Start a local control plane with Flux, a git server and the product
+	@$(CARGO) build --package cozy-gitops --package cozy-testenv --bins
 	@$(CARGO) run --quiet --package cozy-testenv --bin cozy-dev -- up
 
 down: ## Stop it and leave nothing behind

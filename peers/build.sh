@@ -152,6 +152,8 @@ for part in "${parts[@]}"; do
     flock 8
     if [ ! -d "$dir" ]; then
       say "building $name (once; minutes for the larger ones)"
+      # Under the lock nobody else builds this part: what is there was interrupted.
+      rm -rf "$cache/peers/.$name."*
       work=$(mktemp -d "$cache/peers/.$name.XXXXXX")
       trap 'rm -rf "$work"' EXIT
       ./build.sh --build "$name" "$packages" "$work" >&2 || { say "building $name failed; the Go compiler's words are above"; exit 1; }

@@ -13,12 +13,7 @@ fn root() -> PathBuf {
 
 /// kustomize as `make peers` built it; `None` (and a line that says so) when nobody did.
 fn kustomize() -> Option<PathBuf> {
-    let home = || PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache");
-    let cache = std::env::var_os("COZY_GITOPS_CACHE").map_or_else(
-        || std::env::var_os("XDG_CACHE_HOME").map_or_else(home, PathBuf::from).join("cozy-gitops"),
-        PathBuf::from,
-    );
-    let path = cache.join("bin/kustomize");
+    let path = cozy_testenv::cache().join("bin/kustomize");
     if path.exists() {
         return Some(path);
     }

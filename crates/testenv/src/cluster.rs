@@ -319,20 +319,7 @@ impl Cluster {
     /// # Errors
     /// When it cannot be written.
     pub fn kubeconfig(&self, name: &str, token: &str) -> anyhow::Result<PathBuf> {
-        let path = self.dir().join(format!("{name}.kubeconfig"));
-        let config = json!({
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "contexts": [{ "name": "test", "context": { "cluster": "test", "user": name } }],
-            "clusters": [{ "name": "test", "cluster": {
-                "server": self.url(),
-                "certificate-authority": self.dir().join("ca.crt").display().to_string(),
-            } }],
-            "users": [{ "name": name, "user": { "token": token } }],
-        });
-        std::fs::write(&path, config.to_string())?;
-        Ok(path)
+        write_kubeconfig(self.dir(), &self.url(), name, "default", token)
     }
 
     /// Creates a namespace with labels `key=value`; one that is there already is left alone.
@@ -494,6 +481,30 @@ impl Cluster {
         }
         Ok(())
     }
+}
+
+/// `<name>.kubeconfig` in a cluster's directory.
+pub(crate) fn write_kubeconfig(
+    dir: &Path,
+    url: &str,
+    name: &str,
+    namespace: &str,
+    token: &str,
+) -> anyhow::Result<PathBuf> {
+    let path = dir.join(format!("{name}.kubeconfig"));
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [{ "name": "test", "context": { "cluster": "test", "user": name, "namespace": namespace } }],
+        "clusters": [{ "name": "test", "cluster": {
+            "server": url,
+            "certificate-authority": dir.join("ca.crt").display().to_string(),
+        } }],
+        "users": [{ "name": name, "user": { "token": token } }],
+    });
+    std::fs::write(&path, config.to_string())?;
+    Ok(path)
 }
 
 /// Applies an object with any client.

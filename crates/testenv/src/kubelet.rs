@@ -1,6 +1,7 @@
 //! A stand-in for the kubelet: the Deployments of one namespace run as local processes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::path::PathBuf;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use kube::runtime::watcher;
 use serde_json::json;
 use tokio::sync::Mutex;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, write_kubeconfig};
 use crate::process::{Process, program};
 
 /// How long a process has to live before its Deployment counts as available.
@@ -46,29 +47,66 @@ struct Node {
     kube: kube::Client,
     supervisor: crate::Supervisor,
     url: String,
-    ca_pem: String,
     mapped: BTreeMap<String, String>,
+    programs: BTreeMap<String, PathBuf>,
+}
+
+/// What a [`Kubelet`] is told beside the Deployments.
+pub struct KubeletBuilder<'a> {
+    cluster: &'a Cluster,
+    namespace: &'a str,
+    mapped: BTreeMap<String, String>,
+    programs: BTreeMap<String, PathBuf>,
+}
+
+impl KubeletBuilder<'_> {
+    /// Turns a text in arguments and environment, such as a Service's address or a port, into another.
+    #[must_use]
+    pub fn map(mut self, from: impl Into<String>, to: impl Into<String>) -> Self {
+        self.mapped.insert(from.into(), to.into());
+        self
+    }
+
+    /// What an image runs that `make peers` does not build: `name` is the last segment of the image's path.
+    #[must_use]
+    pub fn program(mut self, name: impl Into<String>, path: impl Into<PathBuf>) -> Self {
+        self.programs.insert(name.into(), path.into());
+        self
+    }
+
+    /// Starts to run the namespace's Deployments.
+    #[must_use]
+    pub fn start(self) -> Kubelet {
+        let node = Node {
+            namespace: self.namespace.to_owned(),
+            kube: self.cluster.admin(),
+            supervisor: self.cluster.supervisor().clone(),
+            url: self.cluster.url(),
+            mapped: self.mapped,
+            programs: self.programs,
+        };
+        let pods = Pods::default();
+        let shared = Arc::clone(&pods);
+        let task = tokio::spawn(async move { node.run(shared).await });
+        Kubelet { task, pods }
+    }
 }
 
 impl Kubelet {
+    /// For other programs than the peers.
+    #[must_use]
+    pub fn builder<'a>(cluster: &'a Cluster, namespace: &'a str) -> KubeletBuilder<'a> {
+        KubeletBuilder { cluster, namespace, mapped: BTreeMap::new(), programs: BTreeMap::new() }
+    }
+
     /// Runs the Deployments of a namespace; `map` turns texts in arguments and environment, such as a Service's
     /// address, into others.
     ///
     /// # Errors
     /// When the API server does not answer.
     pub async fn start(cluster: &Cluster, namespace: &str, map: &[(&str, &str)]) -> anyhow::Result<Self> {
-        let node = Node {
-            namespace: namespace.to_owned(),
-            kube: cluster.admin(),
-            supervisor: cluster.supervisor().clone(),
-            url: cluster.url(),
-            ca_pem: cluster.dir().join("ca.crt").display().to_string(),
-            mapped: map.iter().map(|(from, to)| ((*from).to_owned(), (*to).to_owned())).collect(),
-        };
-        let pods = Pods::default();
-        let shared = Arc::clone(&pods);
-        let task = tokio::spawn(async move { node.run(shared).await });
-        Ok(Self { task, pods })
+        let builder = Self::builder(cluster, namespace);
+        Ok(map.iter().fold(builder, |builder, (from, to)| builder.map(*from, *to)).start())
     }
 
     /// Names of the Deployments whose process runs.
@@ -198,7 +236,11 @@ impl Node {
         let kubeconfig = self.kubeconfig(name, account).await?;
         let temp = self.supervisor.dir().join(format!("{name}-tmp"));
         std::fs::create_dir_all(&temp)?;
-        let mut command = Command::new(program(binary)?);
+        let path = match self.programs.get(binary) {
+            Some(path) => path.clone(),
+            None => program(binary)?,
+        };
+        let mut command = Command::new(path);
         command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
@@ -213,7 +255,7 @@ impl Node {
     }
 
     /// The process talks to the API server as the pod would: with a token of its ServiceAccount, bound to nothing else.
-    async fn kubeconfig(&self, name: &str, account: &str) -> anyhow::Result<std::path::PathBuf> {
+    async fn kubeconfig(&self, name: &str, account: &str) -> anyhow::Result<PathBuf> {
         use k8s_openapi::api::authentication::v1::TokenRequest;
         use k8s_openapi::api::core::v1::ServiceAccount;
         let accounts: Api<ServiceAccount> = Api::namespaced(self.kube.clone(), &self.namespace);
@@ -224,15 +266,7 @@ impl Node {
             .status
             .and_then(|s| s.token)
             .unwrap_or_default();
-        let path = self.supervisor.dir().join(format!("{name}.kubeconfig"));
-        let config = json!({
-            "apiVersion": "v1", "kind": "Config", "current-context": "pod",
-            "contexts": [{ "name": "pod", "context": { "cluster": "pod", "user": "pod", "namespace": self.namespace } }],
-            "clusters": [{ "name": "pod", "cluster": { "server": self.url, "certificate-authority": self.ca_pem } }],
-            "users": [{ "name": "pod", "user": { "token": token } }],
-        });
-        std::fs::write(&path, config.to_string())?;
-        Ok(path)
+        write_kubeconfig(self.supervisor.dir(), &self.url, name, &self.namespace, &token)
     }
 
     fn value(&self, variable: &EnvVar, name: &str, container: &Container) -> String {

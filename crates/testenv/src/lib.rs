@@ -7,6 +7,7 @@
 //!
 //! let cluster = Cluster::start().await?;               // a fresh API server, RBAC on, in a few seconds
 //! cluster.install_crds().await?;                       // Cozystack's kinds and Flux's
+//! cluster.install_applications().await?;               // some of apps.cozystack.io
 //! let flux = Flux::start(&cluster).await?;             // the main controllers, with Cozystack's selector
 //! let git = GitServer::start().await?;                 // https on loopback
 //! let tenant = cluster.client_as("alice", &["tenant-foo-admin"])?;
@@ -20,18 +21,22 @@
 //!
 //! A part that does not come up is reported with the tail of its log.
 
+mod applications;
 pub mod cluster;
 mod flux;
 mod git;
 mod kubelet;
 mod pki;
 mod process;
+mod source_watcher;
 
+pub use applications::application_crd;
 pub use cluster::{Cluster, ClusterBuilder};
 pub use flux::Flux;
 pub use git::{GitServer, Repository};
-pub use kubelet::Kubelet;
-pub use process::{Process, Supervisor, program};
+pub use kubelet::{Kubelet, KubeletBuilder};
+pub use process::{Process, Supervisor, cache, program};
+pub use source_watcher::SourceWatcher;
 
 use std::time::Duration;
 

@@ -13,11 +13,12 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::{Context as _, bail};
 
+/// `-s KILL`: dash does not understand `-KILL --`.
 const WATCHDOG: &str = r#"
 trap '' INT TERM HUP
 groups=
 while read -r group; do groups="$groups $group"; done
-for group in $groups; do kill -KILL -- "-$group" 2>/dev/null; done
+for group in $groups; do kill -s KILL -- "-$group" 2>/dev/null; done
 for try in 1 2 3 4 5 6 7 8 9 10; do rm -rf "$1" 2>/dev/null && break; sleep 0.2; done
 "#;
 
@@ -33,8 +34,9 @@ pub fn program(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The cache that `make peers` fills.
-pub(crate) fn cache() -> PathBuf {
+/// The cache that `make peers` fills: `$COZY_GITOPS_CACHE`, or `cozy-gitops` in the user's cache directory.
+#[must_use]
+pub fn cache() -> PathBuf {
     if let Some(dir) = std::env::var_os("COZY_GITOPS_CACHE") {
         return dir.into();
     }
