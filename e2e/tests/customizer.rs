@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 mod admin;
+mod operator_support;
 
 use admin::{NAME, SYSTEM};
 use anyhow::Result;
@@ -528,4 +529,81 @@ async fn teardown(cluster: &Cluster, values: &mut Value) {
         let left = cluster.kubectl(&["get", kinds, "-A", "-o", "name", "-l", label]).await.unwrap();
         assert_eq!(left.trim(), "", "{label}");
     }
+}
+
+const LINSTOR: &str = r"
+apiVersion: cozystack.io/v1alpha1
+kind: PackageSource
+metadata: {name: cozystack.linstor}
+spec:
+  sourceRef: {kind: OCIRepository, name: cozystack-packages, namespace: cozy-system, path: /}
+  variants:
+  - name: default
+    components:
+    - name: linstor
+      path: system/linstor
+      install: {namespace: cozy-linstor}
+";
+
+#[tokio::test]
+async fn an_override_in_git_reaches_the_helmrelease_and_the_package_tells() {
+    let cluster = Cluster::start().await.unwrap();
+    cluster.install_crds().await.unwrap();
+    let _flux = Flux::start(&cluster).await.unwrap();
+    let git = GitServer::start_plain().await.unwrap();
+    let repository = git.repository("platform").await.unwrap();
+    let operator = operator_support::Operator::start(cluster.admin());
+    cluster.apply(LINSTOR).await.unwrap();
+    let spec =
+        json!({"components": {"linstor": {"values": {"autoDiskful": {"enabled": true, "minutes": 30}}}}});
+    admin::package_of_the_chart(&cluster, "cozystack.linstor", &spec).await.unwrap();
+
+    let releases = admin::api(cluster.admin(), "helm.toolkit.fluxcd.io/v2", "HelmRelease", "cozy-linstor");
+    let packages = admin::packages(cluster.admin());
+    // The effective values are told where there are overrides.
+    let settled = async |minutes: u64, overridden: bool| {
+        eventually(&format!("the release and the status to say {minutes} minutes"), async || {
+            let Some(release) = admin::get(&releases, "linstor").await? else { return Ok(None) };
+            let Some(package) = admin::get(&packages, "cozystack.linstor").await? else { return Ok(None) };
+            let there = release.pointer("/spec/values/autoDiskful/minutes") == Some(&json!(minutes));
+            let told = package.pointer("/status/effectiveValues/linstor/values/autoDiskful/minutes").cloned();
+            let told = told == overridden.then(|| json!(minutes));
+            anyhow::ensure!(there && told, "{} {}", release["spec"]["values"], package["status"]);
+            Ok(Some((release, package)))
+        })
+        .await
+        .unwrap()
+    };
+    settled(30, false).await;
+
+    let commit = repository.push(&[("clusters/prod/linstor.yaml", &override_of("10"))]).await.unwrap();
+    admin::enable(&cluster, &admin::quick(repository.url(), "")).await.unwrap();
+    admin::applied(&cluster, &commit).await.unwrap();
+    let (release, package) = settled(10, true).await;
+    assert_eq!(release["spec"]["values"], json!({"autoDiskful": {"enabled": true, "minutes": 10}}));
+    let from = release["metadata"]["annotations"]["gitops.cozystack.io/values-from"].as_str().unwrap();
+    assert!(from.starts_with("cozystack.linstor@1"), "{from}");
+    let overrides = package.pointer("/status/overrides").unwrap().to_string();
+    assert!(overrides.contains("/autoDiskful/minutes"), "{overrides}");
+    // What is said in the PackageValues stays there: the Package's spec is the chart's.
+    assert_eq!(package["spec"], spec);
+
+    let commit = repository.push(&[("clusters/prod/linstor.yaml", &override_of("20"))]).await.unwrap();
+    admin::applied(&cluster, &commit).await.unwrap();
+    settled(20, true).await;
+
+    // What breaks in git leaves the override in force.
+    let bad = repository.push(&[("clusters/prod/broken.yaml", "{{ no yaml")]).await.unwrap();
+    admin::refused(&cluster, &bad).await.unwrap();
+    settled(20, true).await;
+
+    // What goes from git goes from the release.
+    let gone = repository.remove(&["clusters/prod/broken.yaml", "clusters/prod/linstor.yaml"]);
+    let empty = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: base, namespace: cozy-customizer}\n";
+    gone.await.unwrap();
+    let commit = repository.push(&[("clusters/prod/base.yaml", empty)]).await.unwrap();
+    admin::applied(&cluster, &commit).await.unwrap();
+    let (release, _) = settled(30, false).await;
+    assert_eq!(release.pointer("/metadata/annotations/gitops.cozystack.io~1values-from"), None);
+    operator.stop().await;
 }

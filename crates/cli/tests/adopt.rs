@@ -1,87 +1,82 @@
-//! `cozy-gitops adopt` on files, as its user sees it. On a cluster, what it computes is tried in e2e/tests/adopt.rs.
+//! `cozy-gitops adopt` against a real API server: the manifest, and the way back.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::process::Output;
-
 use assert_cmd::Command;
+use cozy_testenv::Cluster;
+use cozy_testenv::cluster::apply_as;
+use kube::api::PatchParams;
+use serde_json::{Value, json};
 
-const PACKAGE: &str = r"
-apiVersion: cozystack.io/v1alpha1
-kind: Package
-metadata:
-  name: cozystack.cozystack-platform
-  uid: 0b2c5c6e-0000-4000-8000-000000000000
-  managedFields:
-  - manager: kubectl-create
-    operation: Update
-    fieldsV1: {f:spec: {f:variant: {}, f:components: {f:platform: {f:values: {f:host: {}, f:adminPassword: {}}}}}}
-spec:
-  variant: isp-full
-  components:
-    platform:
-      values:
-        host: 'yes'
-        adminPassword: hunter2
-status:
-  conditions: []
-";
+const PACKAGE: &str = "cozystack.cozystack-platform";
 
-fn adopt(arguments: &[&str], input: &str) -> Output {
-    let mut command = Command::cargo_bin("cozy-gitops").unwrap();
-    command.arg("adopt").args(arguments).write_stdin(input).output().unwrap()
+/// Exit code, standard output and standard error.
+fn adopt(cluster: &Cluster, arguments: &[&str]) -> (Option<i32>, String, String) {
+    let output = Command::cargo_bin("cozy-gitops")
+        .unwrap()
+        .env("KUBECONFIG", cluster.admin_kubeconfig().unwrap())
+        .arg("adopt")
+        .args(arguments)
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
+async fn package(cluster: &Cluster) -> Value {
+    let text = cluster.kubectl(&["get", "package", PACKAGE, "-o", "json", "--show-managed-fields"]).await;
+    serde_json::from_str(&text.unwrap()).unwrap()
 }
 
-#[test]
-fn the_manifest_is_on_standard_output_and_the_owners_on_standard_error() {
-    let output = adopt(&["--file", "-"], PACKAGE);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let documents = cozy_yaml::parse_bytes(&output.stdout, &cozy_yaml::Limits::default());
-    let manifest = documents.into_iter().next().unwrap().unwrap().value;
-    assert_eq!(manifest["metadata"]["annotations"]["kustomize.toolkit.fluxcd.io/ssa"], "Merge");
-    assert_eq!(manifest["metadata"]["annotations"]["kustomize.toolkit.fluxcd.io/prune"], "disabled");
-    assert_eq!(manifest["spec"]["components"]["platform"]["values"]["host"], "yes");
-    assert!(manifest.get("status").is_none() && manifest["metadata"].get("uid").is_none());
-    let told = text(&output.stderr);
-    assert!(told.contains("adopts /spec/variant of kubectl-create (Update)"), "{told}");
+fn managers(package: &Value) -> Vec<&str> {
+    let entries = package["metadata"]["managedFields"].as_array().unwrap();
+    entries.iter().map(|entry| entry["manager"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_package_is_adopted_and_given_back_as_it_was() {
+    let cluster = Cluster::builder().without_controller_manager().start().await.unwrap();
+    cluster.install_crds().await.unwrap();
+    let by_hand = json!({
+        "apiVersion": "cozystack.io/v1alpha1", "kind": "Package", "metadata": { "name": PACKAGE },
+        "spec": { "variant": "isp-full", "components": { "platform": { "values": {
+            "publishing": { "host": "example.org" }, "largest": 9_007_199_254_740_993_u64,
+        } } } },
+    });
+    apply_as(&cluster.admin(), by_hand, &PatchParams::apply("hand")).await.unwrap();
+    let before = package(&cluster).await;
+
+    let (code, manifest, told) =
+        adopt(&cluster, &["--field", "/spec/components/platform/values/publishing/host"]);
+    assert_eq!(code, Some(0), "{told}");
     assert!(
-        told.contains("warning: /spec/components/platform/values/adminPassword looks like a credential"),
+        told.contains("adopts /spec/components/platform/values/publishing/host of hand (Apply)"),
         "{told}"
     );
-    assert!(!told.contains("hunter2"), "{told}");
-}
+    assert!(manifest.contains("host: example.org") && !manifest.contains("largest"), "{manifest}");
 
-#[test]
-fn some_fields_are_written_alone() {
-    let output = adopt(&["--file", "-", "--field", "/spec/variant"], PACKAGE);
-    let manifest = text(&output.stdout);
-    assert!(manifest.contains("variant: isp-full") && !manifest.contains("hunter2"), "{manifest}");
-    assert!(text(&output.stderr).contains("leaves /spec/components/platform/values/host"));
-}
+    // As kustomize-controller applies it.
+    let value = cozy_yaml::parse_one(manifest.as_bytes(), &cozy_yaml::Limits::default()).unwrap().value;
+    let flux = PatchParams::apply("kustomize-controller").force();
+    apply_as(&cluster.admin(), value, &flux).await.unwrap();
+    let adopted = package(&cluster).await;
+    assert_eq!(adopted["spec"], before["spec"]);
+    assert!(managers(&adopted).contains(&"kustomize-controller"));
 
-#[test]
-fn what_cannot_be_adopted_fails_without_output() {
-    for (arguments, input, told) in [
-        (&["--file", "-", "--field", "/spec/nothing"][..], PACKAGE, "has no field /spec/nothing"),
-        (&["--file", "-"], "apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n", "but v1 Secret"),
-        (&["--file", "-"], "a: [", "cannot read"),
-        (&["--file", "/nowhere/at/all"], "", "cannot read /nowhere/at/all"),
-        (&["--file", "-", "--give-back"], PACKAGE, "cannot be used with"),
-    ] {
-        let output = adopt(arguments, input);
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(output.stdout.is_empty(), "{told}");
-        assert!(text(&output.stderr).contains(told), "{}", text(&output.stderr));
-    }
-}
+    let (code, data, told) = adopt(&cluster, &["--give-back"]);
+    assert_eq!((code, data.as_str()), (Some(0), ""), "{told}");
+    assert!(told.contains("is given back"), "{told}");
+    let given = package(&cluster).await;
+    assert_eq!(given["spec"], before["spec"]);
+    assert_eq!(given["metadata"]["generation"], before["metadata"]["generation"]);
+    assert!(!managers(&given).contains(&"kustomize-controller"), "{:?}", managers(&given));
 
-#[test]
-fn a_package_that_does_not_tell_its_owners_is_warned_of() {
-    let start = PACKAGE.find("  managedFields:").unwrap();
-    let end = PACKAGE.find("spec:\n  variant").unwrap();
-    let output = adopt(&["--file", "-"], &format!("{}{}", &PACKAGE[..start], &PACKAGE[end..]));
-    assert!(text(&output.stderr).contains("--show-managed-fields"), "{}", text(&output.stderr));
+    // There is nothing more to give, and that is told.
+    let (code, _, told) = adopt(&cluster, &["--give-back"]);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("kustomize-controller owns none of its fields"), "{told}");
+    assert_eq!(package(&cluster).await["metadata"], given["metadata"]);
+
+    let (code, data, told) = adopt(&cluster, &["cozystack.no-such-package"]);
+    assert_eq!((code, data.as_str()), (Some(1), ""));
+    assert!(told.contains("cannot read Package cozystack.no-such-package"), "{told}");
 }
