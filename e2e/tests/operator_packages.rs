@@ -555,7 +555,7 @@ async fn what_is_stale_goes_and_what_is_not_ours_stays() {
     operator.stop().await;
 }
 
-/// Two replicas: one leads, the other waits and takes over; readyz tells who.
+/// Two replicas: one leads, the other waits and takes over. Both are ready, so that a rolling update can end.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_replicas_one_leads() {
     let cluster = cluster().await;
@@ -567,15 +567,19 @@ async fn of_two_replicas_one_leads() {
     first.ready().await;
     let second = Operator::with(client.clone(), config("second"));
     eventually("healthz", || async { get(second.health, "/healthz").await.is_some() }).await;
-    assert_eq!(get(second.health, "/readyz").await.unwrap().0, 503);
+    second.ready().await;
+    let metrics = get(second.metrics, "/metrics").await.unwrap().1;
+    assert!(metrics.contains("cozy_gitops_leader 0"), "{metrics}");
     put(&client, "packagesources", "", "p", source(json!([component("x", "ns-l")]))).await;
     put(&client, "packages", "", "p", json!({ "spec": {} })).await;
     wait_reason(&client, "packages", "p", "ReconciliationSucceeded").await;
     assert_eq!(second.writes(None).await, 0);
     first.stop().await;
-    second.ready().await;
-    let lease = read(&client, "leases", "cozy-system", "cozystack-operator.cozystack.io").await.unwrap();
-    assert_eq!(lease["spec"]["holderIdentity"], "second");
+    eventually("the second one leads", || async {
+        let lease = read(&client, "leases", "cozy-system", "cozystack-operator.cozystack.io").await.unwrap();
+        lease["spec"]["holderIdentity"] == "second"
+    })
+    .await;
     put(&client, "packages", "", "p", json!({ "spec": { "components": { "x": { "values": { "a": 1 } } } } }))
         .await;
     eventually("the second one works", || async {

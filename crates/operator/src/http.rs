@@ -14,11 +14,29 @@ use crate::metrics::Metrics;
 const MAX_REQUEST: usize = 8 * 1024;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What `/readyz` asks.
+pub(crate) struct Probes {
+    /// The caches of the leading replica are filled.
+    pub(crate) synced: Arc<AtomicBool>,
+    /// Another replica leads. Whoever waits is ready: it takes over and answers admission requests, and a rolling
+    /// update, which waits for the new replica before it stops the old one, would never end otherwise.
+    pub(crate) waiting: Arc<AtomicBool>,
+    /// What else the process does.
+    pub(crate) beside: Vec<Arc<AtomicBool>>,
+}
+
+impl Probes {
+    fn ready(&self) -> bool {
+        let set = |flag: &Arc<AtomicBool>| flag.load(Ordering::SeqCst);
+        (set(&self.synced) || set(&self.waiting)) && self.beside.iter().all(set)
+    }
+}
+
 /// Answers until `stopped`.
 pub(crate) async fn serve(
     listener: TcpListener,
     metrics: Arc<Metrics>,
-    synced: Arc<AtomicBool>,
+    probes: Arc<Probes>,
     mut stopped: signal::Receiver<bool>,
 ) {
     loop {
@@ -31,14 +49,14 @@ pub(crate) async fn serve(
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let (metrics, synced) = (metrics.clone(), synced.clone());
+        let (metrics, probes) = (metrics.clone(), probes.clone());
         tokio::spawn(async move {
-            let _ = tokio::time::timeout(TIMEOUT, answer(stream, &metrics, &synced)).await;
+            let _ = tokio::time::timeout(TIMEOUT, answer(stream, &metrics, &probes)).await;
         });
     }
 }
 
-async fn answer(mut stream: TcpStream, metrics: &Metrics, synced: &AtomicBool) -> std::io::Result<()> {
+async fn answer(mut stream: TcpStream, metrics: &Metrics, probes: &Probes) -> std::io::Result<()> {
     let mut request = Vec::new();
     let mut buffer = [0; 1024];
     while !request.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -54,11 +72,11 @@ async fn answer(mut stream: TcpStream, metrics: &Metrics, synced: &AtomicBool) -
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let (status, kind, body) = match (method, path.split('?').next().unwrap_or_default()) {
         ("GET", "/healthz") => ("200 OK", "text/plain", "ok".to_owned()),
-        ("GET", "/readyz") if synced.load(Ordering::SeqCst) => ("200 OK", "text/plain", "ok".to_owned()),
+        ("GET", "/readyz") if probes.ready() => ("200 OK", "text/plain", "ok".to_owned()),
         ("GET", "/readyz") => (
             "503 Service Unavailable",
             "text/plain",
-            "not leading, or the caches are not filled yet".to_owned(),
+            "the caches are not filled yet, or the webhook has no certificate yet".to_owned(),
         ),
         ("GET", "/metrics") => {
             ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", metrics.text())

@@ -82,10 +82,40 @@ pub async fn run_with(
     client: kube::Client,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), Error> {
+    run_beside(config, client, Beside::default(), shutdown).await
+}
+
+/// What runs in the same process and shares the operator's endpoints.
+pub struct Beside {
+    /// Where `/metrics` finds the metrics of all; their names begin with `cozy_gitops`.
+    pub metrics: prometheus_client::registry::Registry,
+    /// What has to be true, too, for `/readyz`.
+    pub ready: Vec<Arc<AtomicBool>>,
+}
+
+impl Default for Beside {
+    fn default() -> Self {
+        Self { metrics: prometheus_client::registry::Registry::with_prefix("cozy_gitops"), ready: Vec::new() }
+    }
+}
+
+/// [`run_with`], sharing the endpoints with others.
+///
+/// # Errors
+/// As [`run`].
+pub async fn run_beside(
+    config: Config,
+    client: kube::Client,
+    beside: Beside,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), Error> {
     config.check().map_err(Error::Config)?;
     let config = Arc::new(config);
-    let metrics = Arc::new(metrics::Metrics::new());
+    let metrics = Arc::new(metrics::Metrics::new(beside.metrics));
     let synced = Arc::new(AtomicBool::new(false));
+    let waiting = Arc::new(AtomicBool::new(false));
+    let probes =
+        Arc::new(http::Probes { synced: synced.clone(), waiting: waiting.clone(), beside: beside.ready });
     let (stop, stopped) = signal::channel(false);
 
     let mut tasks = tokio::task::JoinSet::new();
@@ -94,7 +124,7 @@ pub async fn run_with(
         let listener = tokio::net::TcpListener::bind(address)
             .await
             .map_err(|source| Error::Listen { address: address.to_string(), source })?;
-        tasks.spawn(http::serve(listener, metrics.clone(), synced.clone(), stopped.clone()));
+        tasks.spawn(http::serve(listener, metrics.clone(), probes.clone(), stopped.clone()));
     }
     tokio::pin!(shutdown);
 
@@ -102,10 +132,12 @@ pub async fn run_with(
     let mut lost: Option<tokio::task::JoinHandle<()>> = None;
     if config.leader_elect {
         info!(lease = %config.lease_name, identity = %config.identity, "waiting for the lease");
+        waiting.store(true, Ordering::SeqCst);
         tokio::select! {
             () = &mut shutdown => return Ok(()),
             () = leader.acquire() => {}
         }
+        waiting.store(false, Ordering::SeqCst);
         info!(lease = %config.lease_name, "leading");
         let keeper = leader.clone();
         lost = Some(tokio::spawn(async move { keeper.keep().await }));

@@ -29,8 +29,8 @@ fn histogram() -> Histogram {
 }
 
 impl Metrics {
-    pub(crate) fn new() -> Self {
-        let mut registry = Registry::with_prefix("cozy_gitops");
+    /// `registry` may hold metrics of others already.
+    pub(crate) fn new(mut registry: Registry) -> Self {
         let reconciles = Family::<Labels, Counter>::default();
         registry.register("reconciles", "Reconciliations, by kind and result", reconciles.clone());
         let seconds = Family::<Labels, Histogram>::new_with_constructor(histogram);

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     fn queue() -> Queue {
-        Queue::new(Arc::new(Metrics::new()))
+        Queue::new(Arc::new(Metrics::new(Default::default())))
     }
 
     #[tokio::test]

@@ -418,18 +418,36 @@ impl Cluster {
         port: u16,
         target: u16,
     ) -> anyhow::Result<()> {
-        let address = host_address().context("this machine has no address besides loopback")?;
         self.apply_value(json!({
             "apiVersion": "v1", "kind": "Service", "metadata": { "namespace": namespace, "name": name },
             "spec": { "ports": [{ "name": "https", "port": port, "targetPort": target }] },
         }))
         .await?;
+        self.map_endpoint(namespace, name, "https", target).await
+    }
+
+    /// Makes a port of a Service that is there lead to a port of this machine, as a pod's would; each port of this
+    /// machine is one endpoint more.
+    ///
+    /// # Errors
+    /// When the machine has no address but loopback, which Kubernetes refuses as an endpoint.
+    pub async fn map_endpoint(
+        &self,
+        namespace: &str,
+        service: &str,
+        port_name: &str,
+        target: u16,
+    ) -> anyhow::Result<()> {
+        let address = host_address().context("this machine has no address besides loopback")?;
         self.apply_value(json!({
             "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-            "metadata": { "namespace": namespace, "name": name, "labels": { "kubernetes.io/service-name": name } },
+            "metadata": {
+                "namespace": namespace, "name": format!("{service}-{target}"),
+                "labels": { "kubernetes.io/service-name": service },
+            },
             "addressType": if address.is_ipv4() { "IPv4" } else { "IPv6" },
             "endpoints": [{ "addresses": [address.to_string()], "conditions": { "ready": true } }],
-            "ports": [{ "name": "https", "port": target, "protocol": "TCP" }],
+            "ports": [{ "name": port_name, "port": target, "protocol": "TCP" }],
         }))
         .await?;
         Ok(())

@@ -242,6 +242,11 @@ impl Surface {
         surface
     }
 
+    /// The control plane.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.cluster
+    }
+
     /// The kubeconfig with all rights.
     pub(crate) fn kubeconfig(&self) -> PathBuf {
         self.cluster.admin_kubeconfig().unwrap()

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
 use clap::{ArgAction, Args, ValueEnum};
-use cozy_operator::{Config, PlatformSource};
+use cozy_operator::{Beside, Config, PlatformSource};
+use cozy_server::{Certificates, Own, Rotation, Server};
 
 use crate::Outcome;
 use crate::args::Releases;
@@ -24,9 +25,19 @@ pub(crate) struct Operator {
     /// Address of /healthz and /readyz; `0` for none.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081", value_parser = address)]
     health_probe_bind_address: String,
-    /// Address of the admission webhook; `0` for none. It is not served yet.
+    /// Address of the admission webhook; `0` for none.
     #[arg(long, value_name = "ADDRESS", default_value = "0", value_parser = address)]
     webhook_bind_address: String,
+    /// Directory with the webhook's tls.crt and tls.key, such as cert-manager makes. Without it the operator makes its
+    /// own certificates, renews them, and keeps caBundle of the webhook configurations.
+    #[arg(long, value_name = "DIR")]
+    webhook_certificate_dir: Option<PathBuf>,
+    /// Service that leads to the webhook, in the operator's own namespace.
+    #[arg(long, value_name = "NAME", default_value = "cozy-gitops")]
+    webhook_service: String,
+    /// Secret that the replicas share the webhook's certificates in.
+    #[arg(long, value_name = "NAME", default_value = "cozy-gitops-webhook")]
+    webhook_secret: String,
     /// Apply the CustomResourceDefinitions at start.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
     install_crds: bool,
@@ -129,6 +140,26 @@ impl Operator {
     }
 }
 
+impl Operator {
+    fn webhook(&self) -> Result<Option<cozy_server::Config>> {
+        let address = cozy_operator::bind_address(&self.webhook_bind_address);
+        let Some(bind) = address.map_err(|error| anyhow::anyhow!("--webhook-bind-address: {error}"))? else {
+            return Ok(None);
+        };
+        let namespace = std::env::var("POD_NAMESPACE").ok().filter(|namespace| !namespace.is_empty());
+        let certificates = match &self.webhook_certificate_dir {
+            Some(directory) => Certificates::Directory(directory.clone()),
+            None => Certificates::Own(Own {
+                namespace: namespace.unwrap_or_else(|| cozy_api::names::SYSTEM_NAMESPACE.to_owned()),
+                service: self.webhook_service.clone(),
+                secret: self.webhook_secret.clone(),
+                rotation: Rotation::default(),
+            }),
+        };
+        Ok(Some(cozy_server::Config { bind, certificates }))
+    }
+}
+
 /// Runs the operator until SIGTERM or SIGINT.
 pub(crate) fn run(command: &Operator) -> Result<Outcome> {
     let filter = tracing_subscriber::EnvFilter::try_new(&command.log_level)
@@ -139,19 +170,47 @@ pub(crate) fn run(command: &Operator) -> Result<Outcome> {
         LogFormat::Json => logs.json().init(),
     }
     let config = command.config()?;
-    if !matches!(command.webhook_bind_address.as_str(), "" | "0") {
-        tracing::warn!("--webhook-bind-address: the admission webhook is not served yet");
-    }
+    let webhook = command.webhook()?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     runtime.block_on(async {
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
-        let shutdown = async move {
+        let (stop, stopped) = tokio::sync::watch::channel(false);
+        tokio::spawn(async move {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = tokio::signal::ctrl_c() => {}
             }
+            let _ = stop.send(true);
+        });
+        let shutdown = || {
+            let mut stopped = stopped.clone();
+            async move {
+                let _ = stopped.wait_for(|stopped| *stopped).await;
+            }
         };
-        cozy_operator::run(config, shutdown).await?;
+        let client_config = kube::Config::infer()
+            .await
+            .context("no API server: set KUBECONFIG, or run in a pod with a ServiceAccount")?;
+        let client = kube::Client::try_from(client_config).context("the API server cannot be reached")?;
+        let mut beside = Beside::default();
+        let server = match webhook {
+            Some(config) => Some(Server::bind(config, &mut beside.metrics).await?),
+            None => None,
+        };
+        beside.ready.extend(server.as_ref().map(Server::ready));
+        let answering = async {
+            match server {
+                Some(server) => server.run(client.clone(), shutdown()).await.map_err(anyhow::Error::from),
+                None => Ok(()),
+            }
+        };
+        let reconciling = async {
+            cozy_operator::run_beside(config, client.clone(), beside, shutdown())
+                .await
+                .map_err(anyhow::Error::from)
+        };
+        // Whichever fails ends the process: a replica does both or none. Requests are answered until the end.
+        tokio::try_join!(answering, reconciling)?;
         Ok(Outcome::Unchanged)
     })
 }
