@@ -581,8 +581,19 @@ async fn an_override_in_git_reaches_the_helmrelease_and_the_package_tells() {
     admin::applied(&cluster, &commit).await.unwrap();
     let (release, package) = settled(10, true).await;
     assert_eq!(release["spec"]["values"], json!({"autoDiskful": {"enabled": true, "minutes": 10}}));
-    let from = release["metadata"]["annotations"]["gitops.cozystack.io/values-from"].as_str().unwrap();
-    assert!(from.starts_with("cozystack.linstor@1"), "{from}");
+    let says = async |generation: u64, commit: &str| {
+        let wanted = json!(format!("cozystack.linstor@{generation} main@sha1:{commit}"));
+        eventually("the release to name the commit", async || {
+            let release = admin::get(&releases, "linstor").await?.unwrap();
+            let told = release["metadata"]["annotations"]["gitops.cozystack.io/values-from"].clone();
+            anyhow::ensure!(told == wanted, "{told} and not {wanted}");
+            Ok(Some(release["metadata"]["generation"].clone()))
+        })
+        .await
+        .unwrap()
+    };
+    let generation = says(1, &commit).await;
+    assert_eq!(generation, release["metadata"]["generation"], "the commit's name is metadata");
     let overrides = package.pointer("/status/overrides").unwrap().to_string();
     assert!(overrides.contains("/autoDiskful/minutes"), "{overrides}");
     // What is said in the PackageValues stays there: the Package's spec is the chart's.
@@ -591,6 +602,14 @@ async fn an_override_in_git_reaches_the_helmrelease_and_the_package_tells() {
     let commit = repository.push(&[("clusters/prod/linstor.yaml", &override_of("20"))]).await.unwrap();
     admin::applied(&cluster, &commit).await.unwrap();
     settled(20, true).await;
+    says(2, &commit).await;
+    let introduced = commit;
+    // A commit that changes something else is not this override's.
+    let other = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: other, namespace: cozy-customizer}\n";
+    let commit = repository.push(&[("clusters/prod/other.yaml", other)]).await.unwrap();
+    admin::applied(&cluster, &commit).await.unwrap();
+    operator.quiet().await;
+    says(2, &introduced).await;
 
     // What breaks in git leaves the override in force.
     let bad = repository.push(&[("clusters/prod/broken.yaml", "{{ no yaml")]).await.unwrap();

@@ -21,7 +21,7 @@ pub struct Snapshot {
     sources: BTreeMap<String, Arc<PackageSource>>,
     values: BTreeMap<String, Arc<PackageValues>>,
     charts: HashMap<String, Arc<Chart>>,
-    revisions: HashMap<String, String>,
+    revisions: HashMap<String, (Option<i64>, String)>,
     /// What each Package brings into the indices below.
     shares: HashMap<String, Share>,
     claims: HashMap<ReleaseKey, BTreeSet<String>>,
@@ -101,18 +101,19 @@ impl Snapshot {
         self.charts.remove(artifact);
     }
 
-    /// Sets the git revision that a PackageValues was applied from, where kustomize-controller did it.
-    pub fn set_revision(&mut self, values: &str, revision: Option<String>) {
+    /// Sets the git revision that a generation of a PackageValues was applied from, where kustomize-controller did it.
+    pub fn set_revision(&mut self, values: &str, generation: Option<i64>, revision: Option<String>) {
         match revision {
-            Some(revision) => self.revisions.insert(values.to_owned(), revision),
+            Some(revision) => self.revisions.insert(values.to_owned(), (generation, revision)),
             None => self.revisions.remove(values),
         };
     }
 
-    /// The git revision that a PackageValues was applied from, where known.
+    /// The git revision that a PackageValues was applied from, where known of the generation that it has.
     #[must_use]
     pub fn revision(&self, values: &str) -> Option<&str> {
-        self.revisions.get(values).map(String::as_str)
+        let (generation, revision) = self.revisions.get(values)?;
+        (self.values.get(values)?.metadata.generation == *generation).then_some(revision)
     }
 
     /// The Package of that name.

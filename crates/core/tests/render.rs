@@ -57,11 +57,17 @@ fn annotation(r: &PackageRender, component: &str) -> Option<String> {
 fn overrides_are_merged_and_told() {
     let mut s = two();
     s.set_values(values("p", json!({"components": {"a": {"values": {"x": 2, "y": {"z": true}}}, "nope": {"values": {"q": 1}}, "lib": {"values": {"q": 1}}}})));
-    s.set_revision("p", Some("main@sha1:abc".to_owned()));
+    s.set_revision(
+        "p",
+        s.values("p").and_then(|values| values.metadata.generation),
+        Some("main@sha1:abc".to_owned()),
+    );
     let r = render(&s, "p");
     assert_eq!(value_of(&r, "a"), Some(&json!({"x": 2, "l": [1, 2], "y": {"z": true}})));
     assert_eq!(value_of(&r, "b"), None);
     assert_eq!(annotation(&r, "a").as_deref(), Some("p@3 main@sha1:abc"));
+    s.set_revision("p", Some(2), Some("main@sha1:old".to_owned()));
+    assert_eq!(annotation(&render(&s, "p"), "a").as_deref(), Some("p@3"), "another generation's revision");
     assert_eq!(annotation(&r, "b"), None, "no override, no annotation");
     let told = &r.overrides["a"];
     assert_eq!(

@@ -21,6 +21,8 @@ pub(crate) enum Key {
     Secret(String),
     /// The chart in an ExternalArtifact.
     Chart(String),
+    /// The git revision that a PackageValues came from.
+    Revision(String),
 }
 
 impl Key {
@@ -32,6 +34,7 @@ impl Key {
             Self::Namespace(_) => "Namespace",
             Self::Secret(_) => "Secret",
             Self::Chart(_) => "Chart",
+            Self::Revision(_) => "Revision",
         }
     }
 
@@ -42,7 +45,8 @@ impl Key {
             | Self::Source(name)
             | Self::Namespace(name)
             | Self::Secret(name)
-            | Self::Chart(name) => name,
+            | Self::Chart(name)
+            | Self::Revision(name) => name,
         }
     }
 }

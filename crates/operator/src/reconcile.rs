@@ -39,7 +39,7 @@ const REQUESTS: usize = 24;
 /// Looked at again soon: the watch has not told yet of what was changed meanwhile.
 const SOON: Duration = Duration::from_millis(100);
 /// A status that waiting may change for the better is not written before: it would be written twice.
-const PATIENCE: Duration = Duration::from_millis(700);
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// What the reconcilers share.
 pub(crate) struct Context {
@@ -137,6 +137,7 @@ async fn one(context: &Context, queue: &Queue, key: &Key) -> Done {
         Key::Namespace(name) => namespace(context, queue, name).await,
         Key::Secret(namespace) => secret(context, queue, namespace).await,
         Key::Chart(artifact) => chart(context, queue, artifact).await,
+        Key::Revision(values) => revision(context, queue, values).await,
     }
 }
 
@@ -284,7 +285,48 @@ fn charts_of(context: &Context, store: &Store, name: &str) -> (Vec<String>, bool
     (artifacts, held)
 }
 
+/// Asks the Kustomization that applied a PackageValues for the revision, which it notes before it applies anything. The
+/// HelmRelease does not wait for the answer.
+async fn revision(context: &Context, queue: &Queue, name: &str) -> Done {
+    let Some((generation, owner)) = context.store_mut(|store| {
+        let owner = store.recall_revision(name)?;
+        Some((store.values.get(name)?.generation, owner))
+    }) else {
+        return Done::Ok;
+    };
+    let resource = kube::core::ApiResource::from_gvk(&kube::core::GroupVersionKind::gvk(
+        "kustomize.toolkit.fluxcd.io",
+        "v1",
+        "Kustomization",
+    ));
+    let api: kube::Api<kube::api::DynamicObject> =
+        kube::Api::namespaced_with(context.client.clone(), &owner.0, &resource);
+    let told = match api.get_opt(&owner.1).await {
+        Ok(object) => object.and_then(|object| {
+            let revision = object.data.pointer("/status/lastAttemptedRevision")?;
+            revision.as_str().map(str::to_owned)
+        }),
+        // Without the kind, or the right to read it, there is nothing to tell.
+        Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => {
+            debug!(values = name, namespace = owner.0, kustomization = owner.1, %status, "no revision");
+            None
+        }
+        Err(error) => {
+            debug!(values = name, namespace = owner.0, kustomization = owner.1, %error, "no revision yet");
+            return Done::Retry;
+        }
+    };
+    let known = told.is_some();
+    if context.store_mut(|store| store.set_revision(name, generation, told)) && known {
+        queue.add([Key::Package(name.to_owned())]);
+    }
+    Done::Ok
+}
+
 async fn package(context: &Context, queue: &Queue, name: &str) -> Done {
+    if context.store_mut(|store| store.recall_revision(name)).is_some() {
+        queue.add([Key::Revision(name.to_owned())]);
+    }
     let plan = match context.store(|store| look(context, store, name)) {
         Look::Nothing => {
             track_reason(context, name, None);

@@ -164,6 +164,8 @@ pub(crate) struct Store {
     /// Packages whose overrides want to know the chart, by artifact.
     pub(crate) chart_users: HashMap<String, BTreeSet<String>>,
     secret_source: String,
+    /// Generation of a PackageValues whose git revision the snapshot knows, or whose lack of one.
+    revisions: HashMap<String, Option<i64>>,
 }
 
 fn text<'v>(object: &'v Value, pointer: &str) -> &'v str {
@@ -187,6 +189,48 @@ impl Store {
     /// `secret_source`: namespace that the values Secret comes from.
     pub(crate) fn new(secret_source: &str) -> Self {
         Self { secret_source: secret_source.to_owned(), ..Self::default() }
+    }
+
+    /// Makes the snapshot know the git revision that a PackageValues came from. It is told once per generation: what
+    /// a HelmRelease says of this generation already stays true however many commits follow. Otherwise, namespace and
+    /// name of the Kustomization to ask.
+    pub(crate) fn recall_revision(&mut self, name: &str) -> Option<Id> {
+        let generation = self.values.get(name).and_then(|live| live.generation);
+        if self.revisions.get(name).is_some_and(|known| *known == generation) {
+            return None;
+        }
+        let labels = self.snapshot.values(name).and_then(|values| values.metadata.labels.as_ref());
+        let label = |label: &str| labels.and_then(|labels| labels.get(label)).cloned();
+        let owner = label(names::LABEL_KUSTOMIZATION_NAMESPACE).zip(label(names::LABEL_KUSTOMIZATION_NAME));
+        let Some(owner) = owner else {
+            self.set_revision(name, generation, None);
+            return None;
+        };
+        let prefix = format!("{name}@{} ", generation.unwrap_or_default());
+        let told = self.labelled(name).find_map(|(_, release)| {
+            let annotations = release.pointer("/metadata/annotations")?;
+            annotations.get(names::ANNOTATION_VALUES_FROM)?.as_str()?.strip_prefix(&prefix).map(str::to_owned)
+        });
+        if told.is_some() {
+            self.set_revision(name, generation, told);
+            return None;
+        }
+        Some(owner)
+    }
+
+    /// Notes the git revision that a generation of a PackageValues came from; whether it is the one that is known.
+    pub(crate) fn set_revision(
+        &mut self,
+        name: &str,
+        generation: Option<i64>,
+        revision: Option<String>,
+    ) -> bool {
+        if self.values.get(name).and_then(|live| live.generation) != generation {
+            return false;
+        }
+        self.snapshot.set_revision(name, generation, revision);
+        self.revisions.insert(name.to_owned(), generation);
+        true
     }
 
     /// The HelmRelease as it exists.
@@ -388,6 +432,8 @@ impl Store {
                     }
                     _ => {
                         self.values.remove(name);
+                        self.revisions.remove(name);
+                        self.snapshot.set_revision(name, None, None);
                         self.snapshot.remove_values(name)
                     }
                 };
