@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests")]
 
+mod operator_support;
 mod support;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -163,4 +164,68 @@ async fn neither_operator_changes_what_the_other_wrote() {
     releases_stay(&client, &our_releases, &their_releases).await;
     generators_stay(&client, &their_generators, &our_generators).await;
     generators_stay(&client, &our_generators, &their_generators).await;
+}
+
+/// Ours starts on a cluster that the Go operator has reconciled, its HelmReleases, ArtifactGenerators and statuses as
+/// recorded: no HelmRelease is written, and those that are there stay the objects that they were.
+#[tokio::test(flavor = "multi_thread")]
+async fn ours_takes_over_a_reconciled_cluster_and_writes_no_helmrelease() {
+    let Some(directory) = recorded() else { return };
+    let cluster = support::cluster().await;
+    let client = cluster.admin();
+    operator_support::prepare(&cluster).await;
+    let packages: Vec<Package> = create_all(&client, &directory.join("input/Package.yaml")).await;
+    let sources: Vec<PackageSource> = create_all(&client, &directory.join("input/PackageSource.yaml")).await;
+    let mut uids = BTreeMap::new();
+    uids.extend(packages.iter().map(|package| (package.name_any(), package.uid().unwrap())));
+    let releases = by_name(golden::<HelmRelease>(&directory, "helmreleases.json", &uids));
+    uids = sources.iter().map(|source| (source.name_any(), source.uid().unwrap())).collect();
+    let generators = by_name(golden::<ArtifactGenerator>(&directory, "artifactgenerators.json", &uids));
+    let bytes = std::fs::read(directory.join("output/01-all/namespaces.json")).unwrap();
+    for namespace in serde_json::from_slice::<Vec<Value>>(&bytes).unwrap() {
+        // As the Go operator applies them.
+        let labels = namespace["metadata"]["labels"].as_object().unwrap().iter();
+        let labels: BTreeMap<_, _> = labels
+            .filter(|(label, _)| !label.starts_with("kubernetes.io/"))
+            .map(|(label, value)| (label.clone(), value.clone()))
+            .collect();
+        let name = namespace["metadata"]["name"].as_str().unwrap();
+        let object = json!({
+            "apiVersion": "v1", "kind": "Namespace",
+            "metadata": { "name": name, "labels": labels, "annotations": { "helm.sh/resource-policy": "keep" } },
+        });
+        let api: Api<Namespace> = Api::all(client.clone());
+        let parameters = PatchParams::apply("cozystack-package-controller").force();
+        api.patch(name, &parameters, &Patch::Apply(object)).await.unwrap();
+    }
+    let parameters = PostParams { field_manager: Some(MANAGER_OPERATOR.to_owned()), ..PostParams::default() };
+    let mut before = BTreeMap::new();
+    for ((namespace, name), release) in &releases {
+        let api: Api<HelmRelease> = Api::namespaced(client.clone(), namespace);
+        let created = api.create(&parameters, release).await.unwrap();
+        before.insert((namespace.clone(), name.clone()), (created.uid(), created.resource_version()));
+    }
+    for ((namespace, name), generator) in &generators {
+        let api: Api<ArtifactGenerator> = Api::namespaced(client.clone(), namespace);
+        let parameters = PatchParams::apply(MANAGER_PACKAGE_SOURCE);
+        api.patch(name, &parameters, &Patch::Apply(generator)).await.unwrap();
+    }
+
+    let operator = operator_support::Operator::start(client.clone());
+    operator.ready().await;
+    operator.quiet().await;
+    assert_eq!(operator.writes(Some("HelmRelease")).await, 0);
+    assert_eq!(operator.writes(Some("ArtifactGenerator")).await, 0);
+    assert_eq!(operator.writes(Some("Namespace")).await, 0);
+    let after: BTreeMap<_, _> = Api::<HelmRelease>::all(client.clone())
+        .list(&kube::api::ListParams::default())
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|release| {
+            ((release.namespace().unwrap(), release.name_any()), (release.uid(), release.resource_version()))
+        })
+        .collect();
+    assert_eq!(after, before);
+    operator.stop().await;
 }

@@ -250,7 +250,7 @@ async fn platform_source(config: &Config, client: &Client, source: &PlatformSour
     let start = Instant::now();
     loop {
         let outcome = match api.get_opt(name).await {
-            Ok(Some(existing)) if existing.data.get("spec") == Some(&spec) => Ok(()),
+            Ok(Some(existing)) if says(existing.data.get("spec"), &spec) => Ok(()),
             Ok(Some(_)) => {
                 let patch = json!([{ "op": "add", "path": "/spec", "value": spec }]);
                 let patch: Patch<()> =
@@ -277,6 +277,13 @@ async fn platform_source(config: &Config, client: &Client, source: &PlatformSour
             Err(error) => return Err(failed(STEP, format!("{kind} {name}: {error}"))),
         }
     }
+}
+
+/// Whether a source's spec says what is wanted; what the API server fills in, and fields that are none of ours, aside.
+fn says(existing: Option<&Value>, wanted: &Value) -> bool {
+    ["url", "interval", "ref", "secretRef"]
+        .iter()
+        .all(|field| existing.and_then(|spec| spec.get(field)) == wanted.get(field))
 }
 
 /// The PackageSource of the platform itself, from which everything else comes.

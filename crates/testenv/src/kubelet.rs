@@ -218,6 +218,11 @@ impl Node {
             let status = json!({ "status": {
                 "observedGeneration": generation, "replicas": i32::from(wanted), "updatedReplicas": i32::from(wanted),
                 "readyReplicas": ready, "availableReplicas": ready, "unavailableReplicas": i32::from(wanted) - ready,
+                "conditions": [{
+                    "type": "Available", "status": if ready == i32::from(wanted) { "True" } else { "False" },
+                    "reason": if ready == i32::from(wanted) { "MinimumReplicasAvailable" } else { "MinimumReplicasUnavailable" },
+                    "message": "", "lastTransitionTime": k8s_openapi::jiff::Timestamp::now().to_string(),
+                }],
             } });
             let api: Api<Deployment> = Api::namespaced(self.kube.clone(), &self.namespace);
             pod.deployment = api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;

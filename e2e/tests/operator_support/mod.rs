@@ -53,6 +53,7 @@ impl Operator {
 
     pub(crate) async fn ready(&self) {
         eventually("readyz", || async {
+            assert!(!self.task.is_finished(), "the operator ended; Operator::outcome tells why");
             get(self.health, "/readyz").await.is_some_and(|(code, _)| code == 200)
         })
         .await;

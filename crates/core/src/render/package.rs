@@ -74,7 +74,8 @@ pub fn render_package(
     };
     out.namespaces = namespaces(snapshot, package, variant);
     out.dependencies = dependency_readiness(snapshot, name, variant, dependencies);
-    let render = Render { snapshot, package, source, variant, name, options };
+    let live = matches!(dependencies, Dependencies::Observed);
+    let render = Render { snapshot, package, source, variant, name, options, live };
     render.releases(&mut out);
     render.package_values(&mut out);
     limit_effective_values(&mut out);
@@ -185,6 +186,9 @@ struct Render<'a> {
     variant: &'a Variant,
     name: &'a str,
     options: &'a RenderOptions,
+    /// On a cluster, where a chart that is not known will be: `Enforce` waits for it. A plan has the charts that it was
+    /// given.
+    live: bool,
 }
 
 impl Render<'_> {
@@ -339,7 +343,15 @@ impl Render<'_> {
         };
         if layer.spec.validation == Some(Validation::Enforce) {
             let values = merged.values.clone().unwrap_or_default();
-            let broken = chart.map(|c| judged(c, &values)).unwrap_or_default();
+            let broken = match chart {
+                Some(chart) => judged(chart, &values),
+                None if self.live => vec![Violation {
+                    pointer: String::new(),
+                    message: "the chart's schema is not at hand, and validation Enforce lets nothing pass unchecked"
+                        .to_owned(),
+                }],
+                None => Vec::new(),
+            };
             if let Some(first) = broken.into_iter().next() {
                 let (pointer, message) = (first.pointer, first.message);
                 let kind = ProblemKind::Invalid { component: component.name.clone(), pointer, message };
