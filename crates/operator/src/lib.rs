@@ -6,6 +6,7 @@
 
 mod boot;
 mod charts;
+mod compact;
 mod config;
 mod events;
 mod http;

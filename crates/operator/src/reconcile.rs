@@ -13,8 +13,8 @@ use cozy_core::render::write::{
     ReleaseWrite, condition_of, is_ours, package_status, release_write, source_status, values_status,
 };
 use cozy_core::render::{
-    Dependencies, Gate, NamespaceRender, Outcome, PackageRender, render_orphan, render_package,
-    render_package_source,
+    Dependencies, Gate, NamespaceRender, Outcome, PackageRender, ReleaseRender, render_orphan,
+    render_package, render_package_source,
 };
 use cozy_core::snapshot::{ReleaseKey, artifact_name};
 use futures::FutureExt;
@@ -57,7 +57,7 @@ pub(crate) struct Context {
     charts: Mutex<HashMap<String, Option<String>>>,
     /// Reason of each PackageValues' condition, for the metric.
     reasons: Mutex<HashMap<String, &'static str>>,
-    /// ArtifactGenerators as they were after our last apply: what was applied, and what came of it.
+    /// ArtifactGenerators that others add to: what was applied, and what came of it.
     applied: Mutex<HashMap<String, (Value, Value)>>,
 }
 
@@ -212,8 +212,8 @@ fn look(context: &Context, store: &Store, name: &str) -> Look {
             let metadata = &release.object.metadata;
             let key =
                 (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default());
-            let existing = store.release(&key).map(Arc::as_ref);
-            let write = release_write(existing, release, unknown_dependency);
+            let existing = store.release(&key);
+            let write = release_write(existing.as_deref(), release, unknown_dependency);
             if write == ReleaseWrite::Nothing
                 || render.gate == Gate::UpdatesOnly && matches!(write, ReleaseWrite::Create(_))
             {
@@ -233,7 +233,7 @@ fn look(context: &Context, store: &Store, name: &str) -> Look {
                 is_ours(object, names::LABEL_PACKAGE, "Package", name, live.uid.as_deref())
                     && object.pointer("/metadata/deletionTimestamp").is_none()
             })
-            .map(|(_, object)| object.clone())
+            .map(|(_, object)| object)
             .collect()
     };
     let stalled =
@@ -431,22 +431,20 @@ async fn package(context: &Context, queue: &Queue, name: &str) -> Done {
 
     let key = Key::Package(name.to_owned());
     let waits = render.gate == Gate::UpdatesOnly
-        && condition_of(live.status.as_ref(), names::CONDITION_READY)
+        && condition_of(live.status().as_ref(), names::CONDITION_READY)
             .is_none_or(|(_, reason, _)| reason != reason::DEPENDENCIES_NOT_READY);
     if let Some(left) = context.patience(&key, waits) {
         return Done::After(left);
     }
-    context.store(|store| {
-        render.settle(live.status.as_ref(), |release| {
-            let metadata = &release.object.metadata;
-            store
-                .release(&(
-                    metadata.namespace.clone().unwrap_or_default(),
-                    metadata.name.clone().unwrap_or_default(),
-                ))
-                .map(Arc::as_ref)
-        });
+    let key_of = |release: &ReleaseRender| {
+        let metadata = &release.object.metadata;
+        (metadata.namespace.clone().unwrap_or_default(), metadata.name.clone().unwrap_or_default())
+    };
+    let existing: HashMap<ReleaseKey, Arc<Value>> = context.store(|store| {
+        let keys = render.releases.iter().map(key_of);
+        keys.filter_map(|key| Some((key.clone(), store.release(&key)?))).collect()
     });
+    render.settle(live.status().as_ref(), |release| existing.get(&key_of(release)).map(Arc::as_ref));
     let outcome = tell_package(context, queue, name, &live, &render, stalled.as_ref()).await;
     if outcome != Done::Ok {
         return outcome;
@@ -537,10 +535,11 @@ async fn tell_package(
     render: &PackageRender,
     stalled: Option<&Outcome>,
 ) -> Done {
-    let Some(status) = package_status(live.status.as_ref(), live.generation, render, stalled, &now()) else {
+    let Some(status) = package_status(live.status().as_ref(), live.generation, render, stalled, &now())
+    else {
         return Done::Ok;
     };
-    let old = condition_of(live.status.as_ref(), names::CONDITION_READY);
+    let old = condition_of(live.status().as_ref(), names::CONDITION_READY);
     let done = tell(context, queue, Kind::Package, name, live, &status).await;
     let new = &render.ready;
     let moved = old.as_ref().is_none_or(|(status, reason, _)| status != new.status || *reason != new.reason);
@@ -560,7 +559,7 @@ async fn tell_broken(
     live: &Live,
     ready: &Outcome,
 ) -> Done {
-    let mut status = live.status.clone().unwrap_or_else(|| json!({}));
+    let mut status = live.status().unwrap_or_else(|| json!({}));
     let before = status.clone();
     let mut conditions = status.get("conditions").and_then(Value::as_array).cloned().unwrap_or_default();
     cozy_core::render::write::set_condition(
@@ -591,8 +590,8 @@ async fn tell_values(
     render: &cozy_core::render::ValuesRender,
 ) -> Done {
     track_reason(context, name, Some(&render.ready.reason));
-    let Some(status) = values_status(live.status.as_ref(), render, &now()) else { return Done::Ok };
-    let old = condition_of(live.status.as_ref(), names::CONDITION_READY);
+    let Some(status) = values_status(live.status().as_ref(), render, &now()) else { return Done::Ok };
+    let old = condition_of(live.status().as_ref(), names::CONDITION_READY);
     let done = tell(context, queue, Kind::Values, name, live, &status).await;
     let new = &render.ready;
     if done == Done::Ok && old.is_none_or(|(_, reason, _)| reason != new.reason) {
@@ -703,7 +702,7 @@ async fn source(context: &Context, queue: &Queue, name: &str) -> Done {
         let live = store.sources.get(name)?.clone();
         let source = store.snapshot.source(name);
         let render = source.map(render_package_source);
-        Some((live, render, store.generators.get(name).cloned()))
+        Some((live, render, store.generator(name)))
     });
     let Some((live, render, existing)) = seen else {
         lock(&context.applied).remove(name);
@@ -737,10 +736,15 @@ async fn source(context: &Context, queue: &Queue, name: &str) -> Done {
                     .await
                 {
                     Ok(()) => {
-                        let after = context.store(|store| store.generators.get(name).cloned());
+                        let after = context.store(|store| store.generator(name));
                         if let Some(after) = after {
                             let spec = after.get("spec").cloned().unwrap_or_default();
-                            lock(&context.applied).insert(name.to_owned(), (wanted, spec));
+                            let mut applied = lock(&context.applied);
+                            if wanted.get("spec") == Some(&spec) {
+                                applied.remove(name);
+                            } else {
+                                applied.insert(name.to_owned(), (wanted, spec));
+                            }
                         }
                     }
                     Err(WriteError::NotLeader(_)) => return Done::Retry,
@@ -776,7 +780,7 @@ async fn source(context: &Context, queue: &Queue, name: &str) -> Done {
             }
         }
     }
-    let generator = context.store(|store| store.generators.get(name).cloned());
+    let generator = context.store(|store| store.generator(name));
     let mut later = None;
     let mut recovering = None;
     if let (Some(generator), Some(_), None) = (&generator, &render.object, &failure) {
@@ -798,15 +802,15 @@ async fn source(context: &Context, queue: &Queue, name: &str) -> Done {
         .unwrap_or_else(|| generator_ready(generator.as_deref()));
 
     let waits = ready.reason == reason::ARTIFACT_GENERATOR_NOT_READY
-        && condition_of(live.status.as_ref(), names::CONDITION_READY)
+        && condition_of(live.status().as_ref(), names::CONDITION_READY)
             .is_none_or(|(_, reason, _)| reason != reason::ARTIFACT_GENERATOR_NOT_READY);
     if let Some(left) = context.patience(&Key::Source(name.to_owned()), waits) {
         return Done::After(left);
     }
     if let Some(status) =
-        source_status(live.status.as_ref(), live.generation, &render.variants, &ready, &now())
+        source_status(live.status().as_ref(), live.generation, &render.variants, &ready, &now())
     {
-        let moved = condition_of(live.status.as_ref(), names::CONDITION_READY)
+        let moved = condition_of(live.status().as_ref(), names::CONDITION_READY)
             .is_none_or(|(_, reason, _)| reason != ready.reason);
         let done = tell(context, queue, Kind::Source, name, &live, &status).await;
         if done != Done::Ok {

@@ -11,6 +11,7 @@ use cozy_api::packages::{Package, PackageSource, PackageValues};
 use cozy_core::snapshot::{ReleaseKey, Snapshot};
 use serde_json::Value;
 
+use crate::compact::Compact;
 use crate::queue::Key;
 
 /// What is watched.
@@ -62,10 +63,37 @@ pub(crate) struct Live {
     pub(crate) uid: Option<String>,
     pub(crate) generation: Option<i64>,
     pub(crate) resource_version: String,
-    pub(crate) status: Option<Value>,
+    status: Option<Compact>,
     pub(crate) deleting: bool,
     /// Why our types cannot read it.
     pub(crate) broken: Option<String>,
+}
+
+impl Live {
+    /// Its status as it was last seen.
+    pub(crate) fn status(&self) -> Option<Value> {
+        self.status.as_ref().map(Compact::value)
+    }
+}
+
+/// An object as it was last seen.
+#[derive(Debug)]
+struct Seen {
+    resource_version: String,
+    object: Compact,
+}
+
+impl Seen {
+    fn new(object: &Value) -> Self {
+        Self {
+            resource_version: text(object, "/metadata/resourceVersion").to_owned(),
+            object: Compact::new(object),
+        }
+    }
+
+    fn value(&self) -> Arc<Value> {
+        Arc::new(self.object.value())
+    }
 }
 
 /// What matters of a namespace.
@@ -155,9 +183,9 @@ pub(crate) struct Store {
     pub(crate) packages: HashMap<String, Live>,
     pub(crate) sources: HashMap<String, Live>,
     pub(crate) values: HashMap<String, Live>,
-    releases: HashMap<ReleaseKey, Arc<Value>>,
+    releases: HashMap<ReleaseKey, Seen>,
     labelled: HashMap<String, BTreeSet<ReleaseKey>>,
-    pub(crate) generators: HashMap<String, Arc<Value>>,
+    generators: HashMap<String, Seen>,
     pub(crate) namespaces: HashMap<String, NamespaceFacts>,
     pub(crate) secrets: HashMap<String, SecretCopy>,
     pub(crate) artifacts: HashMap<String, Artifact>,
@@ -234,17 +262,18 @@ impl Store {
     }
 
     /// The HelmRelease as it exists.
-    pub(crate) fn release(&self, key: &ReleaseKey) -> Option<&Arc<Value>> {
-        self.releases.get(key)
+    pub(crate) fn release(&self, key: &ReleaseKey) -> Option<Arc<Value>> {
+        self.releases.get(key).map(Seen::value)
+    }
+
+    /// The ArtifactGenerator as it exists.
+    pub(crate) fn generator(&self, name: &str) -> Option<Arc<Value>> {
+        self.generators.get(name).map(Seen::value)
     }
 
     /// Existing HelmReleases with the label of that Package.
-    pub(crate) fn labelled(&self, package: &str) -> impl Iterator<Item = (&ReleaseKey, &Arc<Value>)> {
-        self.labelled
-            .get(package)
-            .into_iter()
-            .flatten()
-            .filter_map(|key| Some((key, self.releases.get(key)?)))
+    pub(crate) fn labelled(&self, package: &str) -> impl Iterator<Item = (&ReleaseKey, Arc<Value>)> {
+        self.labelled.get(package).into_iter().flatten().filter_map(|key| Some((key, self.release(key)?)))
     }
 
     /// Namespace and name of everything of a kind.
@@ -271,8 +300,8 @@ impl Store {
             Kind::Package => self.packages.get(&id.1).map(|l| l.resource_version.as_str()),
             Kind::Source => self.sources.get(&id.1).map(|l| l.resource_version.as_str()),
             Kind::Values => self.values.get(&id.1).map(|l| l.resource_version.as_str()),
-            Kind::Release => self.releases.get(id).map(|o| text(o, "/metadata/resourceVersion")),
-            Kind::Generator => self.generators.get(&id.1).map(|o| text(o, "/metadata/resourceVersion")),
+            Kind::Release => self.releases.get(id).map(|seen| seen.resource_version.as_str()),
+            Kind::Generator => self.generators.get(&id.1).map(|seen| seen.resource_version.as_str()),
             Kind::Namespace => self.namespaces.get(&id.1).map(|n| n.resource_version.as_str()),
             Kind::Secret => self.secrets.get(&id.0).map(|s| text(&s.object, "/metadata/resourceVersion")),
             Kind::Artifact => None,
@@ -300,7 +329,7 @@ impl Store {
                     fields.remove("status");
                 }
                 let label = package_label(&object);
-                let old = self.releases.insert(id.clone(), Arc::new(object));
+                let old = self.releases.insert(id.clone(), Seen::new(&object)).map(|old| old.value());
                 let old_label = old.as_ref().and_then(|old| package_label(old));
                 if old_label != label {
                     self.unlabel(old_label.as_deref(), &id);
@@ -308,17 +337,14 @@ impl Store {
                         self.labelled.entry(label.clone()).or_default().insert(id.clone());
                     }
                 }
-                let same = old
-                    .as_ref()
-                    .zip(self.releases.get(&id))
-                    .is_some_and(|(old, new)| same_but_version(old, new));
+                let same = old.as_ref().is_some_and(|old| same_but_version(old, &object));
                 if same { Vec::new() } else { self.release_keys(&id, [old_label, label]) }
             }
             Kind::Generator => {
                 if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
                     metadata.remove("managedFields");
                 }
-                self.generators.insert(id.1.clone(), Arc::new(object));
+                self.generators.insert(id.1.clone(), Seen::new(&object));
                 vec![Key::Source(id.1)]
             }
             Kind::Namespace => {
@@ -368,11 +394,11 @@ impl Store {
             resource_version: text(&object, "/metadata/resourceVersion").to_owned(),
             deleting: object.pointer("/metadata/deletionTimestamp").is_some(),
             broken: None,
-            status,
+            status: status.as_ref().map(Compact::new),
         };
         // The renderer needs no more of a status than its conditions.
         if let (Kind::Package, Some(conditions)) =
-            (kind, live.status.as_ref().and_then(|status| status.get("conditions")))
+            (kind, status.as_ref().and_then(|status| status.get("conditions")))
         {
             object["status"] = serde_json::json!({ "conditions": conditions });
         }
@@ -441,7 +467,7 @@ impl Store {
             }
             Kind::Release => {
                 let Some(old) = self.releases.remove(id) else { return Vec::new() };
-                let label = package_label(&old);
+                let label = package_label(&old.value());
                 self.unlabel(label.as_deref(), id);
                 self.release_keys(id, [label, None])
             }
