@@ -123,7 +123,9 @@ impl Process {
 
 async fn scenario(size: &str) {
     let cluster = Cluster::start().await.unwrap();
-    let client = cluster.admin();
+    let kubeconfig = kube::config::Kubeconfig::read_from(cluster.admin_kubeconfig().unwrap()).unwrap();
+    let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await.unwrap();
+    let client = cozy_operator::client(config).unwrap();
     prepare(&cluster).await;
     let (sources, packages) = objects(size);
     for (plural, objects) in [("packagesources", &sources), ("packages", &packages)] {

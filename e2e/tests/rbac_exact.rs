@@ -5,39 +5,23 @@ mod operator_support;
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::process::Command;
 
 use cozy_e2e::rbac::{differences, granted, used};
 use cozy_operator::{Beside, Config, PlatformSource};
 use cozy_server::{Certificates, Own, Rotation, Server};
-use cozy_testenv::{Cluster, SourceWatcher, program};
+use cozy_testenv::{Cluster, SourceWatcher};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use operator_support::{
-    api, component, delete, eventually, get, list, patch, put, read, source, wait_reason,
+    account, api, chart, component, delete, eventually, get, list, patch, put, read, refused, source,
+    wait_reason,
 };
 
-const ACCOUNT: &str = "cozy-gitops";
+const ACCOUNT: &str = operator_support::ACCOUNT;
 const VALUES: &str =
     "operator.enabled=true,operator.mode=operator,operator.platformSource.url=oci://example.org/packages";
-
-/// The chart as it is installed.
-fn rendered() -> Vec<Value> {
-    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages/system/cozy-gitops");
-    let output = Command::new(program("helm").unwrap())
-        .args(["template", "cozy-gitops", "--namespace=cozy-system", "--set", VALUES])
-        .arg(chart)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    cozy_yaml::parse_bytes(&output.stdout, &cozy_yaml::Limits::default())
-        .into_iter()
-        .map(|document| document.unwrap().value)
-        .filter(|object| !object.is_null())
-        .collect()
-}
 
 fn rules(object: &Value) -> Vec<PolicyRule> {
     serde_json::from_value(object["rules"].clone()).unwrap()
@@ -48,7 +32,7 @@ async fn the_operators_rights_are_those_that_it_uses() {
     let cluster = Cluster::start().await.unwrap();
     cluster.install_crds().await.unwrap();
     let mut grants = BTreeSet::new();
-    for object in rendered() {
+    for object in chart(VALUES) {
         let kind = object["kind"].as_str().unwrap_or_default();
         let of_the_operator = object["metadata"]["name"] == ACCOUNT;
         match kind {
@@ -56,15 +40,12 @@ async fn the_operators_rights_are_those_that_it_uses() {
             "Role" if of_the_operator => grants.extend(granted(&rules(&object), "cozy-system")),
             _ => {}
         }
-        if ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"].contains(&kind) {
-            cluster.apply_value(object).await.unwrap();
-        }
     }
     assert!(grants.len() > 20, "{grants:?}");
 
     // With the rights of the chart alone; the CRDs are there to be applied, one of them is not.
     delete_crd(&cluster).await;
-    let account = cluster.service_account_client("cozy-system", ACCOUNT).await.unwrap();
+    let client = account(&cluster, VALUES).await;
     let (health, metrics) = (free_port(), free_port());
     let config = Config {
         install_crds: true,
@@ -90,9 +71,9 @@ async fn the_operators_rights_are_those_that_it_uses() {
     let mut beside = Beside::default();
     let server = Server::bind(webhook, &mut beside.metrics).await.unwrap();
     beside.ready.push(server.ready());
-    let answering = tokio::spawn(server.run(account.clone(), std::future::pending()));
+    let answering = tokio::spawn(server.run(client.clone(), std::future::pending()));
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let first = cozy_operator::run_beside(config.clone(), account.clone(), beside, async {
+    let first = cozy_operator::run_beside(config.clone(), client.clone(), beside, async {
         let _ = stopped.await;
     });
     let first = tokio::spawn(first);
@@ -102,7 +83,7 @@ async fn the_operators_rights_are_those_that_it_uses() {
     // Whatever is not done in the end is due to a right that is missing, most often.
     let outcome = tokio::time::timeout(operator_support::LONG / 2, exercise(&cluster)).await;
     let user = format!("system:serviceaccount:cozy-system:{ACCOUNT}");
-    assert!(outcome.is_ok(), "{:#?}", refused(&cluster, &user));
+    assert!(outcome.is_ok(), "{:#?}", refused(&cluster, ACCOUNT));
 
     // What was changed by hand is put back at the next start.
     let _ = stop.send(());
@@ -110,7 +91,7 @@ async fn the_operators_rights_are_those_that_it_uses() {
     let theirs = json!({ "spec": { "url": "oci://example.org/theirs" } });
     let edit = ["patch", "ocirepository", "cozystack-platform", "-n", "cozy-system", "--type=merge", "-p"];
     cluster.kubectl(&[&edit[..], &[&theirs.to_string()]].concat()).await.unwrap();
-    let reconciling = tokio::spawn(cozy_operator::run_with(config, account, std::future::pending()));
+    let reconciling = tokio::spawn(cozy_operator::run_with(config, client, std::future::pending()));
 
     // Every grant is used in the end, or the run shows which is not.
     let deadline = std::time::Instant::now() + operator_support::LONG;
@@ -123,20 +104,9 @@ async fn the_operators_rights_are_those_that_it_uses() {
         assert!(!answering.is_finished() && !reconciling.is_finished());
         tokio::time::sleep(std::time::Duration::from_millis(500)).await;
     }
-    assert_eq!(refused(&cluster, &user), Vec::<String>::new());
+    assert_eq!(refused(&cluster, ACCOUNT), Vec::<String>::new());
     answering.abort();
     reconciling.abort();
-}
-
-/// What was refused for want of a right.
-fn refused(cluster: &Cluster, user: &str) -> Vec<String> {
-    let log = cluster.audit_log().unwrap();
-    log.iter()
-        .filter(|event| event["user"]["username"] == user && event["responseStatus"]["code"] == 403)
-        .map(|event| {
-            format!("{} {} {}", event["verb"], event["objectRef"], event["responseStatus"]["message"])
-        })
-        .collect()
 }
 
 fn free_port() -> u16 {

@@ -39,6 +39,25 @@ pub struct Config {
     pub health_probe_bind_address: String,
     /// Objects reconciled at the same time.
     pub workers: usize,
+    /// `--tenant-surface` and what belongs to it; none: nothing is made for tenants.
+    pub tenants: Option<Tenants>,
+}
+
+/// The tenants' git surface.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tenants {
+    /// What every tenant's controller is like.
+    pub settings: cozy_core::tenant::Settings,
+    /// Tenants that get a controller; those beyond wait.
+    pub most: usize,
+    /// Controllers that are rolled at the same time when settings change.
+    pub rolling: usize,
+}
+
+impl Default for Tenants {
+    fn default() -> Self {
+        Self { settings: cozy_core::tenant::Settings::default(), most: 200, rolling: 5 }
+    }
 }
 
 /// Where the platform's own packages come from.
@@ -70,6 +89,7 @@ impl Default for Config {
             metrics_bind_address: ":8080".to_owned(),
             health_probe_bind_address: ":8081".to_owned(),
             workers: 8,
+            tenants: None,
         }
     }
 }

@@ -6,6 +6,7 @@
 
 mod boot;
 mod charts;
+mod client;
 mod compact;
 mod config;
 mod events;
@@ -15,6 +16,7 @@ mod metrics;
 mod queue;
 mod reconcile;
 mod store;
+mod tenant;
 mod watch;
 mod write;
 
@@ -26,7 +28,8 @@ use std::time::Duration;
 use tokio::sync::watch as signal;
 use tracing::{error, info};
 
-pub use config::{Config, PlatformSource, bind_address};
+pub use client::client;
+pub use config::{Config, PlatformSource, Tenants, bind_address};
 
 use crate::lease::Leader;
 use crate::queue::Queue;
@@ -70,8 +73,7 @@ pub enum Error {
 /// When a flag makes no sense, the API server or a port cannot be had, or the lease is lost.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()> + Send) -> Result<(), Error> {
     let client_config = kube::Config::infer().await.map_err(|error| Error::Client(error.to_string()))?;
-    let client = kube::Client::try_from(client_config).map_err(|error| Error::Client(error.to_string()))?;
-    run_with(config, client, shutdown).await
+    run_with(config, client(client_config)?, shutdown).await
 }
 
 /// [`run`] with a client of the caller's.

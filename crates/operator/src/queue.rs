@@ -23,6 +23,8 @@ pub(crate) enum Key {
     Chart(String),
     /// The git revision that a PackageValues came from.
     Revision(String),
+    /// What a tenant namespace needs for its git surface.
+    Tenant(String),
 }
 
 impl Key {
@@ -35,6 +37,7 @@ impl Key {
             Self::Secret(_) => "Secret",
             Self::Chart(_) => "Chart",
             Self::Revision(_) => "Revision",
+            Self::Tenant(_) => "Tenant",
         }
     }
 
@@ -46,7 +49,8 @@ impl Key {
             | Self::Namespace(name)
             | Self::Secret(name)
             | Self::Chart(name)
-            | Self::Revision(name) => name,
+            | Self::Revision(name)
+            | Self::Tenant(name) => name,
         }
     }
 }

@@ -48,9 +48,11 @@ pub(crate) struct Context {
     pub(crate) leader: Arc<Leader>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) requests: Semaphore,
-    events: Events,
+    pub(crate) events: Events,
     store: RwLock<Store>,
     namespace_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Held by whoever takes a place among the tenants' controllers.
+    pub(crate) places: tokio::sync::Mutex<()>,
     /// Since when an object waits for something that is under way.
     waiting: Mutex<HashMap<Key, Instant>>,
     /// Digest of the chart that the snapshot has, by artifact; `None` when it cannot be read.
@@ -78,6 +80,7 @@ impl Context {
             requests: Semaphore::new(REQUESTS),
             store: RwLock::new(store),
             namespace_locks: Mutex::default(),
+            places: tokio::sync::Mutex::default(),
             waiting: Mutex::default(),
             charts: Mutex::default(),
             reasons: Mutex::default(),
@@ -138,6 +141,7 @@ async fn one(context: &Context, queue: &Queue, key: &Key) -> Done {
         Key::Secret(namespace) => secret(context, queue, namespace).await,
         Key::Chart(artifact) => chart(context, queue, artifact).await,
         Key::Revision(values) => revision(context, queue, values).await,
+        Key::Tenant(namespace) => crate::tenant::tenant(context, queue, namespace).await,
     }
 }
 

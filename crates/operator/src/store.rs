@@ -9,6 +9,7 @@ use std::sync::Arc;
 use cozy_api::names;
 use cozy_api::packages::{Package, PackageSource, PackageValues};
 use cozy_core::snapshot::{ReleaseKey, Snapshot};
+use cozy_core::tenant::{LABEL_TENANT, is_tenant};
 use serde_json::Value;
 
 use crate::compact::Compact;
@@ -25,9 +26,27 @@ pub(crate) enum Kind {
     Namespace,
     Secret,
     Artifact,
+    Kustomization,
+    Account,
+    Role,
+    Binding,
+    Quota,
+    Deployment,
+    Network,
 }
 
 impl Kind {
+    /// What is watched for the tenants' git surface, beside namespaces.
+    pub(crate) const TENANT: [Self; 7] = [
+        Self::Kustomization,
+        Self::Account,
+        Self::Role,
+        Self::Binding,
+        Self::Quota,
+        Self::Deployment,
+        Self::Network,
+    ];
+
     pub(crate) const ALL: [Self; 8] = [
         Self::Package,
         Self::Source,
@@ -50,6 +69,13 @@ impl Kind {
             Self::Namespace => "Namespace",
             Self::Secret => "Secret",
             Self::Artifact => "ExternalArtifact",
+            Self::Kustomization => "Kustomization",
+            Self::Account => "ServiceAccount",
+            Self::Role => "Role",
+            Self::Binding => "RoleBinding",
+            Self::Quota => "ResourceQuota",
+            Self::Deployment => "Deployment",
+            Self::Network => "NetworkPolicy",
         }
     }
 }
@@ -169,6 +195,47 @@ pub(crate) struct SecretCopy {
     pub(crate) ours: bool,
 }
 
+/// What is known of a tenant namespace.
+#[derive(Debug, Default)]
+pub(crate) struct Tenant {
+    /// Its Kustomizations, by name: what they refer to.
+    kustomizations: HashMap<String, Seen>,
+    /// What carries its label, in both namespaces.
+    objects: HashMap<(Kind, Id), Seen>,
+}
+
+impl Tenant {
+    /// How many Kustomizations there are; those that are going away count until they are gone.
+    pub(crate) fn kustomizations(&self) -> Vec<Value> {
+        self.kustomizations.values().map(|seen| seen.object.value()).collect()
+    }
+
+    /// Whether there is any.
+    pub(crate) fn has_kustomizations(&self) -> bool {
+        !self.kustomizations.is_empty()
+    }
+
+    /// What was made for it.
+    pub(crate) fn objects(&self) -> HashMap<(Kind, Id), Value> {
+        self.objects.iter().map(|(key, seen)| (key.clone(), seen.object.value())).collect()
+    }
+
+    /// Its controller runs what it was told last.
+    pub(crate) fn is_rolled_out(&self) -> bool {
+        self.objects.iter().filter(|((kind, _), _)| *kind == Kind::Deployment).all(|(_, seen)| {
+            let object = seen.object.value();
+            let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
+            number("/status/observedGeneration") == number("/metadata/generation")
+                && number("/status/availableReplicas") > 0
+        })
+    }
+
+    /// Whether it has a controller.
+    pub(crate) fn has_controller(&self) -> bool {
+        self.objects.keys().any(|(kind, _)| *kind == Kind::Deployment)
+    }
+}
+
 /// Where the chart of an ExternalArtifact is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Artifact {
@@ -192,6 +259,8 @@ pub(crate) struct Store {
     /// Packages whose overrides want to know the chart, by artifact.
     pub(crate) chart_users: HashMap<String, BTreeSet<String>>,
     secret_source: String,
+    /// Tenant namespaces that have Kustomizations, or something that was made for them.
+    pub(crate) tenants: HashMap<String, Tenant>,
     /// Generation of a PackageValues whose git revision the snapshot knows, or whose lack of one.
     revisions: HashMap<String, Option<i64>>,
 }
@@ -292,6 +361,14 @@ impl Store {
             Kind::Artifact => {
                 self.artifacts.keys().map(|n| (names::SYSTEM_NAMESPACE.to_owned(), n.clone())).collect()
             }
+            Kind::Kustomization => {
+                let all = self.tenants.iter();
+                all.flat_map(|(ns, t)| t.kustomizations.keys().map(|n| (ns.clone(), n.clone()))).collect()
+            }
+            _ => {
+                let all = self.tenants.values().flat_map(|tenant| tenant.objects.keys());
+                all.filter(|(of, _)| *of == kind).map(|(_, id)| id.clone()).collect()
+            }
         }
     }
 
@@ -304,7 +381,8 @@ impl Store {
             Kind::Generator => self.generators.get(&id.1).map(|seen| seen.resource_version.as_str()),
             Kind::Namespace => self.namespaces.get(&id.1).map(|n| n.resource_version.as_str()),
             Kind::Secret => self.secrets.get(&id.0).map(|s| text(&s.object, "/metadata/resourceVersion")),
-            Kind::Artifact => None,
+            // Whose tenant they are is only known with the object.
+            _ => None,
         }
     }
 
@@ -355,6 +433,9 @@ impl Store {
                 }
                 let facts = NamespaceFacts::of(&object);
                 let mut keys = vec![Key::Namespace(id.1.clone()), Key::Secret(id.1.clone())];
+                if self.tenants.contains_key(&id.1) {
+                    keys.push(Key::Tenant(id.1.clone()));
+                }
                 let old = self.namespaces.insert(id.1.clone(), facts.clone());
                 if old.as_ref().is_none_or(|old| old.terminating != facts.terminating) {
                     keys.extend(self.snapshot.users_of(&id.1).map(|name| Key::Package(name.to_owned())));
@@ -383,7 +464,48 @@ impl Store {
                     Vec::new()
                 }
             }
+            Kind::Kustomization => {
+                if !is_tenant(&id.0) {
+                    return Vec::new();
+                }
+                let known = serde_json::json!({
+                    "metadata": {
+                        "name": id.1, "resourceVersion": text(&object, "/metadata/resourceVersion"),
+                        "deleting": object.pointer("/metadata/deletionTimestamp").is_some(),
+                    },
+                    "spec": {
+                        "decryption": object.pointer("/spec/decryption"),
+                        "postBuild": { "substituteFrom": object.pointer("/spec/postBuild/substituteFrom") },
+                    },
+                });
+                let facts = self.tenants.entry(id.0.clone()).or_default();
+                let old = facts.kustomizations.insert(id.1, Seen::new(&known));
+                // Its status changes often and concerns nobody here.
+                let same = old.is_some_and(|old| old.object.value().get("spec") == known.get("spec"));
+                if same { Vec::new() } else { vec![Key::Tenant(id.0)] }
+            }
+            _ => self.apply_tenant_object(kind, id, object),
         }
+    }
+
+    fn apply_tenant_object(&mut self, kind: Kind, id: Id, mut object: Value) -> Vec<Key> {
+        let label = object.pointer("/metadata/labels").and_then(|labels| labels.get(LABEL_TENANT));
+        let Some(tenant) = label.and_then(Value::as_str).map(str::to_owned) else { return Vec::new() };
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+        if kind != Kind::Deployment
+            && let Some(fields) = object.as_object_mut()
+        {
+            fields.remove("status");
+        }
+        let objects = &mut self.tenants.entry(tenant.clone()).or_default().objects;
+        let version = text(&object, "/metadata/resourceVersion");
+        if objects.get(&(kind, id.clone())).is_some_and(|old| is_newer(&old.resource_version, version)) {
+            return Vec::new();
+        }
+        objects.insert((kind, id), Seen::new(&object));
+        vec![Key::Tenant(tenant)]
     }
 
     fn apply_ours(&mut self, kind: Kind, name: &str, mut object: Value) -> Vec<Key> {
@@ -486,6 +608,19 @@ impl Store {
             Kind::Artifact => {
                 self.artifacts.remove(name);
                 Vec::new()
+            }
+            Kind::Kustomization => {
+                let Some(tenant) = self.tenants.get_mut(&id.0) else { return Vec::new() };
+                tenant.kustomizations.remove(name);
+                vec![Key::Tenant(id.0.clone())]
+            }
+            _ => {
+                let key = (kind, id.clone());
+                let of = self
+                    .tenants
+                    .iter_mut()
+                    .find_map(|(namespace, tenant)| tenant.objects.remove(&key).map(|_| namespace.clone()));
+                of.map(Key::Tenant).into_iter().collect()
             }
         }
     }

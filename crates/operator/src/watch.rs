@@ -30,9 +30,13 @@ pub(crate) fn start(
     synced: &Arc<AtomicBool>,
     stopped: &signal::Receiver<bool>,
 ) -> JoinSet<()> {
-    let missing = Arc::new(AtomicUsize::new(Kind::ALL.len()));
+    let mut kinds = Kind::ALL.to_vec();
+    if context.config.tenants.is_some() {
+        kinds.extend(Kind::TENANT);
+    }
+    let missing = Arc::new(AtomicUsize::new(kinds.len()));
     let mut tasks = JoinSet::new();
-    for kind in Kind::ALL {
+    for kind in kinds {
         let (context, queue, synced, missing) =
             (context.clone(), queue.clone(), synced.clone(), missing.clone());
         let mut stopped = stopped.clone();
@@ -57,6 +61,9 @@ async fn watch(context: &Context, queue: &Queue, kind: Kind, mut filled: impl Fn
     if kind == Kind::Secret {
         // Never all Secrets: this one name.
         config = config.fields(&format!("metadata.name={}", context.config.cozy_values_secret_name));
+    }
+    if Kind::TENANT.contains(&kind) && kind != Kind::Kustomization {
+        config = config.labels(cozy_core::tenant::LABEL_TENANT);
     }
     let mut stream = pin!(watcher(context.watched(kind), config));
     let mut seen = HashSet::new();

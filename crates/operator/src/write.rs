@@ -61,6 +61,13 @@ pub(crate) fn resource(kind: Kind) -> ApiResource {
         Kind::Namespace => of("", "v1", "namespaces"),
         Kind::Secret => of("", "v1", "secrets"),
         Kind::Artifact => of("source.toolkit.fluxcd.io", "v1", "externalartifacts"),
+        Kind::Kustomization => of("kustomize.toolkit.fluxcd.io", "v1", "kustomizations"),
+        Kind::Account => of("", "v1", "serviceaccounts"),
+        Kind::Role => of("rbac.authorization.k8s.io", "v1", "roles"),
+        Kind::Binding => of("rbac.authorization.k8s.io", "v1", "rolebindings"),
+        Kind::Quota => of("", "v1", "resourcequotas"),
+        Kind::Deployment => of("apps", "v1", "deployments"),
+        Kind::Network => of("networking.k8s.io", "v1", "networkpolicies"),
     }
 }
 
@@ -69,6 +76,9 @@ impl Context {
     pub(crate) fn watched(&self, kind: Kind) -> Api<DynamicObject> {
         let resource = resource(kind);
         match kind {
+            Kind::Deployment | Kind::Network => {
+                Api::namespaced_with(self.client.clone(), names::FLUX_NAMESPACE, &resource)
+            }
             Kind::Generator | Kind::Artifact => {
                 Api::namespaced_with(self.client.clone(), names::SYSTEM_NAMESPACE, &resource)
             }

@@ -49,6 +49,7 @@ struct Node {
     url: String,
     mapped: BTreeMap<String, String>,
     programs: BTreeMap<String, PathBuf>,
+    arguments: Vec<String>,
 }
 
 /// What a [`Kubelet`] is told beside the Deployments.
@@ -57,6 +58,7 @@ pub struct KubeletBuilder<'a> {
     namespace: &'a str,
     mapped: BTreeMap<String, String>,
     programs: BTreeMap<String, PathBuf>,
+    arguments: Vec<String>,
 }
 
 impl KubeletBuilder<'_> {
@@ -74,6 +76,13 @@ impl KubeletBuilder<'_> {
         self
     }
 
+    /// One argument more for every process: ports, for instance, which pods have each to themselves.
+    #[must_use]
+    pub fn argument(mut self, argument: impl Into<String>) -> Self {
+        self.arguments.push(argument.into());
+        self
+    }
+
     /// Starts to run the namespace's Deployments.
     #[must_use]
     pub fn start(self) -> Kubelet {
@@ -84,6 +93,7 @@ impl KubeletBuilder<'_> {
             url: self.cluster.url(),
             mapped: self.mapped,
             programs: self.programs,
+            arguments: self.arguments,
         };
         let pods = Pods::default();
         let shared = Arc::clone(&pods);
@@ -96,7 +106,13 @@ impl Kubelet {
     /// For other programs than the peers.
     #[must_use]
     pub fn builder<'a>(cluster: &'a Cluster, namespace: &'a str) -> KubeletBuilder<'a> {
-        KubeletBuilder { cluster, namespace, mapped: BTreeMap::new(), programs: BTreeMap::new() }
+        KubeletBuilder {
+            cluster,
+            namespace,
+            mapped: BTreeMap::new(),
+            programs: BTreeMap::new(),
+            arguments: Vec::new(),
+        }
     }
 
     /// Runs the Deployments of a namespace; `map` turns texts in arguments and environment, such as a Service's
@@ -256,6 +272,7 @@ impl Node {
             command.env(&variable.name, self.map(&self.value(variable, name, container)));
         }
         command.args(container.args.iter().flatten().map(|argument| self.map(argument)));
+        command.args(&self.arguments);
         self.supervisor.spawn(name, &mut command)
     }
 

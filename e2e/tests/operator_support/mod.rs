@@ -259,3 +259,45 @@ pub(crate) fn shared() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
     path.is_dir().then_some(path)
 }
+
+/// The operator's ServiceAccount, in `cozy-system`.
+pub(crate) const ACCOUNT: &str = "cozy-gitops";
+
+/// The chart as Helm renders it with these values (`--set`).
+pub(crate) fn chart(values: &str) -> Vec<Value> {
+    let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packages/system/cozy-gitops");
+    let output = std::process::Command::new(cozy_testenv::program("helm").unwrap())
+        .args(["template", "cozy-gitops", "--namespace=cozy-system", "--set", values])
+        .arg(chart)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    cozy_yaml::parse_bytes(&output.stdout, &cozy_yaml::Limits::default())
+        .into_iter()
+        .map(|document| document.unwrap().value)
+        .filter(|object| !object.is_null())
+        .collect()
+}
+
+/// A client with the rights that the chart gives the operator, and no others.
+pub(crate) async fn account(cluster: &cozy_testenv::Cluster, values: &str) -> Client {
+    let rights = ["ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"];
+    for object in chart(values) {
+        if rights.iter().any(|kind| object["kind"] == *kind) {
+            cluster.apply_value(object).await.unwrap();
+        }
+    }
+    cluster.service_account_client("cozy-system", ACCOUNT).await.unwrap()
+}
+
+/// What an account in `cozy-system` was refused for want of a right.
+pub(crate) fn refused(cluster: &cozy_testenv::Cluster, account: &str) -> Vec<String> {
+    let user = format!("system:serviceaccount:cozy-system:{account}");
+    let log = cluster.audit_log().unwrap();
+    log.iter()
+        .filter(|event| event["user"]["username"] == user && event["responseStatus"]["code"] == 403)
+        .map(|event| {
+            format!("{} {} {}", event["verb"], event["objectRef"], event["responseStatus"]["message"])
+        })
+        .collect()
+}

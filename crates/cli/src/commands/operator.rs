@@ -68,6 +68,11 @@ pub(crate) struct Operator {
     /// Secret with credentials for it.
     #[arg(long, value_name = "NAME")]
     platform_source_secret_ref: Option<String>,
+    /// Make accounts and controllers for the Kustomizations of tenant namespaces.
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
+    tenant_surface: bool,
+    #[command(flatten)]
+    tenants: Tenants,
     /// Accepted for compatibility; nothing is ever sent anywhere.
     #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = true, default_missing_value = "true", hide = true)]
     disable_telemetry: bool,
@@ -79,6 +84,56 @@ pub(crate) struct Operator {
     log_level: String,
     #[command(flatten)]
     releases: Releases,
+}
+
+/// What the tenants' controllers are like.
+#[derive(Debug, Args)]
+struct Tenants {
+    /// Image of the tenants' kustomize-controllers.
+    #[arg(long, value_name = "IMAGE", default_value_t = cozy_core::tenant::Settings::default().image)]
+    tenant_controller_image: String,
+    /// Their resources, as JSON.
+    #[arg(long, value_name = "JSON", value_parser = json, default_value_t = cozy_core::tenant::Settings::default().resources)]
+    tenant_controller_resources: serde_json::Value,
+    /// Their tolerations, as JSON.
+    #[arg(long, value_name = "JSON", value_parser = json, default_value_t = cozy_core::tenant::Settings::default().tolerations)]
+    tenant_controller_tolerations: serde_json::Value,
+    /// Kustomizations that each reconciles at the same time.
+    #[arg(long, value_name = "N", default_value_t = cozy_core::tenant::Settings::default().concurrency)]
+    tenant_controller_concurrency: u32,
+    /// Where their events go; nothing: nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = "")]
+    tenant_events_addr: String,
+    /// Tenants that get a controller; those beyond wait, and are told.
+    #[arg(long, value_name = "N", default_value_t = cozy_operator::Tenants::default().most)]
+    tenant_max: usize,
+    /// Controllers that are rolled at the same time when settings change.
+    #[arg(long, value_name = "N", default_value_t = cozy_operator::Tenants::default().rolling)]
+    tenant_max_rolling: usize,
+    /// GitRepositories, and Kustomizations, that a tenant may have.
+    #[arg(long, value_name = "N", default_value_t = cozy_core::tenant::Settings::default().sources)]
+    tenant_max_sources: u32,
+}
+
+impl From<&Tenants> for cozy_operator::Tenants {
+    fn from(flags: &Tenants) -> Self {
+        Self {
+            settings: cozy_core::tenant::Settings {
+                image: flags.tenant_controller_image.clone(),
+                resources: flags.tenant_controller_resources.clone(),
+                tolerations: flags.tenant_controller_tolerations.clone(),
+                events_address: flags.tenant_events_addr.clone(),
+                concurrency: flags.tenant_controller_concurrency,
+                sources: flags.tenant_max_sources,
+            },
+            most: flags.tenant_max,
+            rolling: flags.tenant_max_rolling.max(1),
+        }
+    }
+}
+
+fn json(text: &str) -> Result<serde_json::Value, String> {
+    serde_json::from_str(text).map_err(|error| format!("this is no JSON: {error}"))
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -133,6 +188,7 @@ impl Operator {
             leader_elect: self.leader_elect,
             metrics_bind_address: self.metrics_bind_address.clone(),
             health_probe_bind_address: self.health_probe_bind_address.clone(),
+            tenants: self.tenant_surface.then(|| (&self.tenants).into()),
             // A restarted container is another process under the same pod name.
             identity: format!("{pod}_{}", defaults.identity),
             ..defaults
@@ -191,7 +247,7 @@ pub(crate) fn run(command: &Operator) -> Result<Outcome> {
         let client_config = kube::Config::infer()
             .await
             .context("no API server: set KUBECONFIG, or run in a pod with a ServiceAccount")?;
-        let client = kube::Client::try_from(client_config).context("the API server cannot be reached")?;
+        let client = cozy_operator::client(client_config)?;
         let mut beside = Beside::default();
         let server = match webhook {
             Some(config) => Some(Server::bind(config, &mut beside.metrics).await?),
