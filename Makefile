@@ -11,10 +11,11 @@ demo: ## Plan a change on the bundled example and explain what is seen
 	@examples/demo
 
 test: peers lint charts demo ## Everything: lint, charts, the demo, unit tests, end-to-end tests
-	$(CARGO) test --workspace --no-fail-fast
+	@CARGO="$(CARGO)" e2e/run --workspace
+	$(CARGO) test --workspace --doc --quiet
 
 e2e: peers ## The end-to-end tests on a real API server with the real controllers
-	$(CARGO) test --package cozy-e2e --no-fail-fast
+	@CARGO="$(CARGO)" e2e/run
 
 bench: peers ## Measure; figures belong into docs/performance.md
 	$(CARGO) bench --workspace
