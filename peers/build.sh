@@ -34,6 +34,7 @@ parts=(
   "kustomize-controller:github.com/fluxcd/kustomize-controller"
   "helm-unittest:github.com/helm-unittest/helm-unittest/cmd/helm-unittest"
   "sops:github.com/getsops/sops/v3/cmd/sops"
+  "applications-api:./"
   "age:filippo.io/age/cmd/age,filippo.io/age/cmd/age-keygen"
 )
 
@@ -42,6 +43,7 @@ program() {
   case $1 in
     go.etcd.io/etcd/server/v3) echo etcd ;;
     sigs.k8s.io/kustomize/kustomize/v5) echo kustomize ;;
+    ./) echo applications-api ;;
     *) basename "$1" ;;
   esac
 }
@@ -65,6 +67,11 @@ update() {
             echo "require $(module helm-controller-api) $(version helm-controller-api)"
             echo "require $(module source-watcher-api) $(version source-watcher-api)"
             ;;
+          # Our own, on the libraries of the kube-apiserver that it is tested with.
+          applications-api)
+            local staging; staging=$(version kubernetes | sed 's/^v1/v0/')
+            for library in apiextensions-apiserver apimachinery apiserver client-go; do echo "require k8s.io/$library $staging"; done
+            ;;
           *) echo "require $(module "$name") $(version "$name")" ;;
         esac
         # A module's replace lines count only in the module itself, so they are repeated here.
@@ -81,7 +88,7 @@ update() {
             ;;
           helm-unittest) echo "replace github.com/vmware-labs/yaml-jsonpath => github.com/helm-unittest/yaml-jsonpath v0.4.0" ;;
         esac
-        for package in ${packages//,/ }; do echo "tool $package"; done
+        [ "$packages" = ./ ] || for package in ${packages//,/ }; do echo "tool $package"; done
       } > go.mod
       [ "$name" != crds ] || cat > crds.go <<'G'
 // Package crds keeps the Flux APIs that controller-gen makes CRDs of in this module's requirements.
@@ -103,7 +110,7 @@ G
 recipe=1
 
 key() { # wrapper module, Go version, platform, recipe
-  { cat "$1"/go.mod "$1"/go.sum; go version; echo "$recipe"; } | sha256sum | cut -c1-16
+  { cat "$1"/go.mod "$1"/go.sum; cat "$1"/*.go 2> /dev/null || true; go version; echo "$recipe"; } | sha256sum | cut -c1-16
 }
 
 # build <name> <packages> <directory>: into the directory; its programs in bin/, its CRDs in crds/.

@@ -4,6 +4,7 @@ pub mod admission;
 pub mod adopt;
 pub mod chart;
 pub mod duration;
+pub mod enforcement;
 pub mod managed;
 pub mod merge;
 pub mod plan;

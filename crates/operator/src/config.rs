@@ -52,11 +52,13 @@ pub struct Tenants {
     pub most: usize,
     /// Controllers that are rolled at the same time when settings change.
     pub rolling: usize,
+    /// The stamp is a MutatingAdmissionPolicy, too, which Kubernetes before 1.36 does not have.
+    pub mutation_policy: bool,
 }
 
 impl Default for Tenants {
     fn default() -> Self {
-        Self { settings: cozy_core::tenant::Settings::default(), most: 200, rolling: 5 }
+        Self { settings: cozy_core::tenant::Settings::default(), most: 200, rolling: 5, mutation_policy: false }
     }
 }
 

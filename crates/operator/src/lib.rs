@@ -10,6 +10,7 @@ mod client;
 mod compact;
 mod config;
 mod events;
+mod grant;
 mod http;
 mod lease;
 mod metrics;

@@ -18,6 +18,7 @@ pub(crate) struct Metrics {
     seconds: Family<Labels, Histogram>,
     writes: Family<Labels, Counter>,
     values: Family<Labels, Gauge>,
+    grants: Family<Vec<(&'static str, String)>, Gauge>,
     /// Keys that wait for a worker.
     pub(crate) depth: Gauge,
     /// Whether this replica leads.
@@ -43,11 +44,17 @@ impl Metrics {
             "PackageValues by the reason of their condition Ready; PackageNotFound are orphans",
             values.clone(),
         );
+        let grants = Family::<Vec<(&'static str, String)>, Gauge>::default();
+        registry.register(
+            "tenant_rights_granted",
+            "1 while the role is given to tenants; 0 while what confines them is not in force",
+            grants.clone(),
+        );
         let depth = Gauge::default();
         registry.register("queue_depth", "Objects that wait to be reconciled", depth.clone());
         let leader = Gauge::default();
         registry.register("leader", "1 while this replica leads", leader.clone());
-        Self { registry, reconciles, seconds, writes, values, depth, leader }
+        Self { registry, reconciles, seconds, writes, values, grants, depth, leader }
     }
 
     pub(crate) fn reconciled(&self, kind: &'static str, ok: bool, time: Duration) {
@@ -68,6 +75,19 @@ impl Metrics {
         }
         if let Some(to) = to {
             self.values.get_or_create(&vec![("reason", to)]).inc();
+        }
+    }
+
+    /// A role is given to tenants, is not, or is no more.
+    pub(crate) fn granted(&self, role: &str, granted: Option<bool>) {
+        let labels = vec![("role", role.to_owned())];
+        match granted {
+            Some(granted) => {
+                self.grants.get_or_create(&labels).set(granted.into());
+            }
+            None => {
+                self.grants.remove(&labels);
+            }
         }
     }
 

@@ -25,6 +25,8 @@ pub(crate) enum Key {
     Revision(String),
     /// What a tenant namespace needs for its git surface.
     Tenant(String),
+    /// A role that is given to tenants once they are confined.
+    Grant(String),
 }
 
 impl Key {
@@ -38,6 +40,7 @@ impl Key {
             Self::Chart(_) => "Chart",
             Self::Revision(_) => "Revision",
             Self::Tenant(_) => "Tenant",
+            Self::Grant(_) => "Grant",
         }
     }
 
@@ -50,7 +53,8 @@ impl Key {
             | Self::Secret(name)
             | Self::Chart(name)
             | Self::Revision(name)
-            | Self::Tenant(name) => name,
+            | Self::Tenant(name)
+            | Self::Grant(name) => name,
         }
     }
 }

@@ -53,6 +53,8 @@ pub(crate) struct Context {
     namespace_locks: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Held by whoever takes a place among the tenants' controllers.
     pub(crate) places: tokio::sync::Mutex<()>,
+    /// What is remembered of the roles that are given to tenants.
+    pub(crate) grants: Mutex<HashMap<String, crate::grant::Seen>>,
     /// Since when an object waits for something that is under way.
     waiting: Mutex<HashMap<Key, Instant>>,
     /// Digest of the chart that the snapshot has, by artifact; `None` when it cannot be read.
@@ -63,7 +65,7 @@ pub(crate) struct Context {
     applied: Mutex<HashMap<String, (Value, Value)>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -81,6 +83,7 @@ impl Context {
             store: RwLock::new(store),
             namespace_locks: Mutex::default(),
             places: tokio::sync::Mutex::default(),
+            grants: Mutex::default(),
             waiting: Mutex::default(),
             charts: Mutex::default(),
             reasons: Mutex::default(),
@@ -142,6 +145,7 @@ async fn one(context: &Context, queue: &Queue, key: &Key) -> Done {
         Key::Chart(artifact) => chart(context, queue, artifact).await,
         Key::Revision(values) => revision(context, queue, values).await,
         Key::Tenant(namespace) => crate::tenant::tenant(context, queue, namespace).await,
+        Key::Grant(role) => crate::grant::grant(context, queue, role).await,
     }
 }
 

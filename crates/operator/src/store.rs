@@ -3,7 +3,7 @@
 //! Synchronous and without I/O. Every change returns the keys that it concerns. Answers to our own writes are put in
 //! as well, so that the next look does not wait for the watch; an older event that comes after is ignored.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use cozy_api::names;
@@ -33,6 +33,12 @@ pub(crate) enum Kind {
     Quota,
     Deployment,
     Network,
+    Policy,
+    PolicyBinding,
+    Mutation,
+    MutationBinding,
+    Webhook,
+    Grant,
 }
 
 impl Kind {
@@ -46,6 +52,19 @@ impl Kind {
         Self::Deployment,
         Self::Network,
     ];
+
+    /// What has to be in force before tenants get rights, and the roles that they get.
+    pub(crate) const ENFORCEMENT: [Self; 6] = [
+        Self::Policy,
+        Self::PolicyBinding,
+        Self::Webhook,
+        Self::Grant,
+        Self::Mutation,
+        Self::MutationBinding,
+    ];
+
+    /// Those that a Kubernetes before 1.36 does not have.
+    pub(crate) const MUTATION: [Self; 2] = [Self::Mutation, Self::MutationBinding];
 
     pub(crate) const ALL: [Self; 8] = [
         Self::Package,
@@ -76,6 +95,12 @@ impl Kind {
             Self::Quota => "ResourceQuota",
             Self::Deployment => "Deployment",
             Self::Network => "NetworkPolicy",
+            Self::Policy => "ValidatingAdmissionPolicy",
+            Self::PolicyBinding => "ValidatingAdmissionPolicyBinding",
+            Self::Mutation => "MutatingAdmissionPolicy",
+            Self::MutationBinding => "MutatingAdmissionPolicyBinding",
+            Self::Webhook => "MutatingWebhookConfiguration",
+            Self::Grant => "ClusterRole",
         }
     }
 }
@@ -261,6 +286,8 @@ pub(crate) struct Store {
     secret_source: String,
     /// Tenant namespaces that have Kustomizations, or something that was made for them.
     pub(crate) tenants: HashMap<String, Tenant>,
+    /// What confines tenants, and the roles that wait for it, by kind and name.
+    enforcement: BTreeMap<(Kind, String), Seen>,
     /// Generation of a PackageValues whose git revision the snapshot knows, or whose lack of one.
     revisions: HashMap<String, Option<i64>>,
 }
@@ -365,6 +392,9 @@ impl Store {
                 let all = self.tenants.iter();
                 all.flat_map(|(ns, t)| t.kustomizations.keys().map(|n| (ns.clone(), n.clone()))).collect()
             }
+            _ if Kind::ENFORCEMENT.contains(&kind) => {
+                self.enforcement.keys().filter(|(of, _)| *of == kind).map(|(_, name)| plain(name)).collect()
+            }
             _ => {
                 let all = self.tenants.values().flat_map(|tenant| tenant.objects.keys());
                 all.filter(|(of, _)| *of == kind).map(|(_, id)| id.clone()).collect()
@@ -381,6 +411,9 @@ impl Store {
             Kind::Generator => self.generators.get(&id.1).map(|seen| seen.resource_version.as_str()),
             Kind::Namespace => self.namespaces.get(&id.1).map(|n| n.resource_version.as_str()),
             Kind::Secret => self.secrets.get(&id.0).map(|s| text(&s.object, "/metadata/resourceVersion")),
+            _ if Kind::ENFORCEMENT.contains(&kind) => {
+                self.enforcement.get(&(kind, id.1.clone())).map(|seen| seen.resource_version.as_str())
+            }
             // Whose tenant they are is only known with the object.
             _ => None,
         }
@@ -483,6 +516,10 @@ impl Store {
                 // Its status changes often and concerns nobody here.
                 let same = old.is_some_and(|old| old.object.value().get("spec") == known.get("spec"));
                 if same { Vec::new() } else { vec![Key::Tenant(id.0)] }
+            }
+            _ if Kind::ENFORCEMENT.contains(&kind) => {
+                self.enforcement.insert((kind, id.1), Seen::new(&object));
+                self.grants()
             }
             _ => self.apply_tenant_object(kind, id, object),
         }
@@ -614,6 +651,10 @@ impl Store {
                 tenant.kustomizations.remove(name);
                 vec![Key::Tenant(id.0.clone())]
             }
+            _ if Kind::ENFORCEMENT.contains(&kind) => {
+                self.enforcement.remove(&(kind, name.clone()));
+                self.grants()
+            }
             _ => {
                 let key = (kind, id.clone());
                 let of = self
@@ -623,6 +664,23 @@ impl Store {
                 of.map(Key::Tenant).into_iter().collect()
             }
         }
+    }
+
+    /// Every role that is given to tenants: each may depend on any of the objects.
+    fn grants(&self) -> Vec<Key> {
+        let roles = self.enforcement.keys().filter(|(kind, _)| *kind == Kind::Grant);
+        roles.map(|(_, name)| Key::Grant(name.clone())).collect()
+    }
+
+    /// A role that is given to tenants.
+    pub(crate) fn grant(&self, name: &str) -> Option<Value> {
+        self.enforcement.get(&(Kind::Grant, name.to_owned())).map(|seen| seen.object.value())
+    }
+
+    /// What confines tenants: kind and object.
+    pub(crate) fn enforcement(&self) -> Vec<(&'static str, Value)> {
+        let objects = self.enforcement.iter().filter(|((kind, _), _)| *kind != Kind::Grant);
+        objects.map(|((kind, _), seen)| (kind.name(), seen.object.value())).collect()
     }
 
     fn unlabel(&mut self, label: Option<&str>, id: &ReleaseKey) {

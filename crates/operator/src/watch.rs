@@ -33,6 +33,10 @@ pub(crate) fn start(
     let mut kinds = Kind::ALL.to_vec();
     if context.config.tenants.is_some() {
         kinds.extend(Kind::TENANT);
+        kinds.extend(Kind::ENFORCEMENT);
+    }
+    if context.config.tenants.as_ref().is_none_or(|tenants| !tenants.mutation_policy) {
+        kinds.retain(|kind| !Kind::MUTATION.contains(kind));
     }
     let missing = Arc::new(AtomicUsize::new(kinds.len()));
     let mut tasks = JoinSet::new();
@@ -64,6 +68,11 @@ async fn watch(context: &Context, queue: &Queue, kind: Kind, mut filled: impl Fn
     }
     if Kind::TENANT.contains(&kind) && kind != Kind::Kustomization {
         config = config.labels(cozy_core::tenant::LABEL_TENANT);
+    }
+    if kind == Kind::Grant {
+        config = config.labels(cozy_core::enforcement::LABEL_RIGHTS);
+    } else if Kind::ENFORCEMENT.contains(&kind) {
+        config = config.labels(cozy_core::enforcement::LABEL_ENFORCEMENT);
     }
     let mut stream = pin!(watcher(context.watched(kind), config));
     let mut seen = HashSet::new();

@@ -14,6 +14,8 @@ use crate::reconcile::Context;
 use crate::store::Kind;
 use crate::watch::value;
 
+const ADMISSION: &str = "admissionregistration.k8s.io";
+
 /// Why a write failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WriteError {
@@ -68,6 +70,12 @@ pub(crate) fn resource(kind: Kind) -> ApiResource {
         Kind::Quota => of("", "v1", "resourcequotas"),
         Kind::Deployment => of("apps", "v1", "deployments"),
         Kind::Network => of("networking.k8s.io", "v1", "networkpolicies"),
+        Kind::Policy => of(ADMISSION, "v1", "validatingadmissionpolicies"),
+        Kind::PolicyBinding => of(ADMISSION, "v1", "validatingadmissionpolicybindings"),
+        Kind::Mutation => of(ADMISSION, "v1", "mutatingadmissionpolicies"),
+        Kind::MutationBinding => of(ADMISSION, "v1", "mutatingadmissionpolicybindings"),
+        Kind::Webhook => of(ADMISSION, "v1", "mutatingwebhookconfigurations"),
+        Kind::Grant => of("rbac.authorization.k8s.io", "v1", "clusterroles"),
     }
 }
 

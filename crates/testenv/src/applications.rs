@@ -27,12 +27,20 @@ impl Cluster {
     /// # Errors
     /// When one is refused.
     pub async fn install_applications(&self) -> anyhow::Result<()> {
-        for (name, text) in DEFINITIONS.iter().chain([&("gitops", GITOPS)]) {
-            let crd = application_crd(text).with_context(|| format!("application {name}"))?;
+        for crd in crds()? {
             self.apply_value(crd).await?;
         }
         self.wait_for_crds().await
     }
+}
+
+/// One of every kind that there is.
+pub(crate) fn crds() -> anyhow::Result<Vec<Value>> {
+    DEFINITIONS
+        .iter()
+        .chain([&("gitops", GITOPS)])
+        .map(|(name, text)| application_crd(text).with_context(|| format!("application {name}")))
+        .collect()
 }
 
 /// The CustomResourceDefinition that serves what an ApplicationDefinition describes.

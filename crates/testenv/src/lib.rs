@@ -21,6 +21,7 @@
 //!
 //! A part that does not come up is reported with the tail of its log.
 
+mod aggregated;
 mod applications;
 pub mod cluster;
 mod flux;
@@ -30,6 +31,7 @@ mod pki;
 mod process;
 mod source_watcher;
 
+pub use aggregated::AggregatedApi;
 pub use applications::application_crd;
 pub use cluster::{Cluster, ClusterBuilder};
 pub use flux::Flux;

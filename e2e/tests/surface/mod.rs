@@ -15,12 +15,17 @@ use kube::{Client, Error};
 use serde_json::{Value, json};
 use tokio::sync::{Mutex, MutexGuard};
 
+use cozy_core::tenant::{References, Settings, desired};
 use cozy_testenv::Cluster;
 
 /// Longest time that the control plane may need on a loaded machine.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 /// The tenant that acts in most tests.
 pub(crate) const TENANT: &str = "tenant-foo";
+
+/// The surface, as a cluster without Cilium takes it.
+const ON: &str = "operator.enabled=true,operator.mode=operator,tenant.enabled=true,network.cilium.enabled=false,\
+                  network.networkPolicy.enabled=true";
 
 /// A file or directory of the repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
@@ -185,6 +190,16 @@ where
     }
 }
 
+/// What the chart renders with the surface on.
+pub(crate) fn template(values: &[&str]) -> Vec<Value> {
+    let chart = repository("packages/system/cozy-gitops").display().to_string();
+    let mut arguments = vec!["template", "cozy-gitops", &chart, "--namespace", "cozy-system", "--set", ON];
+    for value in values {
+        arguments.extend(["--set", value]);
+    }
+    documents(helm(None, &arguments).unwrap().as_bytes())
+}
+
 /// One at a time: each is several processes.
 static ONE: Mutex<()> = Mutex::const_new(());
 
@@ -198,18 +213,33 @@ pub(crate) struct Surface {
 }
 
 impl Surface {
+    /// As [`Surface::plain`], with the tenants' accounts.
+    pub(crate) async fn bare() -> Self {
+        let surface = Self::plain().await;
+        for namespace in [TENANT, "tenant-bar", "tenant-foo-b"] {
+            surface.accounts(namespace).await;
+        }
+        surface
+    }
+
+    /// As [`Surface::without_applications`], with some applications that take any spec.
+    pub(crate) async fn plain() -> Self {
+        let surface = Self::without_applications().await;
+        // These kinds are served by programs that the tests do not have; here it is the admission that counts.
+        for kind in ["GitOps", "Redis", "Tenant"] {
+            surface.install_crd(&open_crd(&resource(kind))).await;
+        }
+        surface
+    }
+
     /// A cluster with Flux's kinds, Cozystack's tenant roles, and the tenants `tenant-foo`, its child `tenant-foo-b`,
     /// and `tenant-bar`; no surface yet.
-    pub(crate) async fn bare() -> Self {
+    pub(crate) async fn without_applications() -> Self {
         let one = ONE.lock().await;
         let cluster = Cluster::start().await.unwrap();
         let admin = cluster.admin();
         let surface = Self { cluster, _one: one, admin };
         surface.cluster.install_crds().await.unwrap();
-        // These kinds are served by programs that the tests do not have; here it is the admission that counts.
-        for kind in ["GitOps", "Redis", "Tenant"] {
-            surface.install_crd(&open_crd(&resource(kind))).await;
-        }
         for namespace in ["cozy-system", "cozy-fluxcd", TENANT, "tenant-bar", "tenant-foo-b"] {
             surface.apply(&bare("Namespace", None, namespace)).await;
         }
@@ -226,9 +256,6 @@ impl Surface {
             ("other-tenant", "super-admin", "tenant-bar"),
         ] {
             surface.bind(user, role, namespace).await;
-        }
-        for namespace in [TENANT, "tenant-bar", "tenant-foo-b"] {
-            surface.accounts(namespace).await;
         }
         surface
     }
@@ -263,7 +290,7 @@ impl Surface {
             "--namespace",
             "cozy-system",
             "--set",
-            "operator.enabled=true,tenant.enabled=true,network.cilium.enabled=false,network.networkPolicy.enabled=true",
+            ON,
         ];
         for value in values {
             arguments.extend(["--set", value]);
@@ -313,6 +340,12 @@ impl Surface {
             let patch = json!({ "metadata": { "labels": { label: "true" } } });
             roles.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await.unwrap();
         }
+        self.granted().await;
+    }
+
+    /// Waits until the tenants' rights are in force.
+    pub(crate) async fn granted(&self) {
+        let roles = api(&self.admin, "ClusterRole", None);
         eventually("the roles are aggregated", || async {
             let role = roles.get("cozy:tenant:super-admin").await.unwrap();
             role.data["rules"].to_string().contains("kustomizations")
@@ -378,56 +411,15 @@ impl Surface {
         self.apply(&binding).await;
     }
 
-    /// What the provisioner makes for a tenant, as docs/tenant-surface.md has it.
+    /// What the operator makes for a tenant, without the operator; no controller runs.
     async fn accounts(&self, namespace: &str) {
-        let account = format!("{namespace}-gitops");
-        let controller = format!("kustomize-controller-{namespace}");
-        self.apply(&bare("ServiceAccount", Some(namespace), &account)).await;
-        self.apply(&bare("ServiceAccount", Some("cozy-fluxcd"), &controller)).await;
-        let rules = json!([
-            { "apiGroups": ["apps.cozystack.io"], "resources": ["*"], "verbs": ["*"] },
-            { "apiGroups": ["core.cozystack.io"], "resources": ["tenantmodules"], "verbs": ["get", "list", "watch"] },
-        ]);
-        self.role(namespace, &account, namespace, &account, &rules).await;
-        let read = ["get", "list", "watch"];
-        let rules = json!([
-            {
-                "apiGroups": ["kustomize.toolkit.fluxcd.io"], "resources": ["kustomizations"],
-                "verbs": ["get", "list", "watch", "update", "patch"],
-            },
-            {
-                "apiGroups": ["kustomize.toolkit.fluxcd.io"],
-                "resources": ["kustomizations/status", "kustomizations/finalizers"],
-                "verbs": ["get", "update", "patch"],
-            },
-            {
-                "apiGroups": ["source.toolkit.fluxcd.io"],
-                "resources": ["gitrepositories", "ocirepositories", "buckets", "externalartifacts"],
-                "verbs": read,
-            },
-            { "apiGroups": [""], "resources": ["secrets"], "resourceNames": ["gitops-age"], "verbs": ["get"] },
-            { "apiGroups": [""], "resources": ["events"], "verbs": ["create", "patch"] },
-            {
-                "apiGroups": [""], "resources": ["serviceaccounts"], "resourceNames": [account],
-                "verbs": ["impersonate"],
-            },
-        ]);
-        self.role(namespace, &controller, "cozy-fluxcd", &controller, &rules).await;
-    }
-
-    async fn role(&self, namespace: &str, name: &str, account_namespace: &str, account: &str, rules: &Value) {
-        let mut role = bare("Role", Some(namespace), name);
-        role["rules"] = rules.clone();
-        self.apply(&role).await;
-        let mut binding = bare("RoleBinding", Some(namespace), name);
-        merge(
-            &mut binding,
-            &json!({
-                "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name },
-                "subjects": [{ "kind": "ServiceAccount", "namespace": account_namespace, "name": account }],
-            }),
-        );
-        self.apply(&binding).await;
+        let mut references = References::default();
+        references.secrets.insert("gitops-age".to_owned());
+        for object in desired(&Settings::default(), namespace, &references) {
+            if object["kind"] != "Deployment" {
+                self.apply(&object).await;
+            }
+        }
     }
 }
 

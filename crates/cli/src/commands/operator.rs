@@ -110,6 +110,9 @@ struct Tenants {
     /// Controllers that are rolled at the same time when settings change.
     #[arg(long, value_name = "N", default_value_t = cozy_operator::Tenants::default().rolling)]
     tenant_max_rolling: usize,
+    /// Kustomizations are stamped by a MutatingAdmissionPolicy, too (Kubernetes 1.36 and newer).
+    #[arg(long, action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
+    tenant_mutation_policy: bool,
     /// GitRepositories, and Kustomizations, that a tenant may have.
     #[arg(long, value_name = "N", default_value_t = cozy_core::tenant::Settings::default().sources)]
     tenant_max_sources: u32,
@@ -128,6 +131,7 @@ impl From<&Tenants> for cozy_operator::Tenants {
             },
             most: flags.tenant_max,
             rolling: flags.tenant_max_rolling.max(1),
+            mutation_policy: flags.tenant_mutation_policy,
         }
     }
 }

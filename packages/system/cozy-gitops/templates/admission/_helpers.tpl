@@ -73,3 +73,18 @@ namespaceSelector:
     values:
     {{- list .Release.Namespace "cozy-system" "cozy-fluxcd" "kube-system" | uniq | toYaml | nindent 4 }}
 {{- end }}
+
+{{- /* What has to be in force before a tenant gets any right. A test holds it against what the chart renders. */}}
+{{- define "cozy-gitops.admission.enforcedBy" -}}
+{{- $policies := list "applications" "flux-kinds" "gitrepositories" "kustomizations" "quota" "secrets" }}
+{{- if .Values.admission.dryRunGuard.enabled }}{{ $policies = append $policies "dry-run" }}{{ end }}
+{{- $all := list }}
+{{- range $policies }}{{ $all = append $all (printf "ValidatingAdmissionPolicy/cozy-gitops-%s" .) }}{{ end }}
+{{- if or (ne .Values.admission.mutation "policy") .Values.admission.webhook.prune.enabled }}
+{{- $all = append $all "MutatingWebhookConfiguration/cozy-gitops-tenant" }}
+{{- end }}
+{{- if ne .Values.admission.mutation "webhook" }}
+{{- $all = append $all "MutatingAdmissionPolicy/cozy-gitops-stamp" }}
+{{- end }}
+{{- join "," $all }}
+{{- end }}
