@@ -1,3 +1,4 @@
 //! What several end-to-end tests share; the tests themselves are in `tests/`.
 
 pub mod rbac;
+pub mod sops;

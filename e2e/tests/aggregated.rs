@@ -77,9 +77,8 @@ async fn what_goes_from_git_goes_from_the_application_and_what_others_add_too() 
     assert_eq!(object["spec"], json!({ "locking": true, "storagePool": "", "users": { "bob": {} } }));
     assert_eq!(object["metadata"]["annotations"]["note"], "kept");
     // Then nothing is written any more, though it is reconciled again and again.
-    let version = || async {
-        stage.get(BUCKETS, TENANT, "b").await.unwrap()["metadata"]["resourceVersion"].clone()
-    };
+    let version =
+        || async { stage.get(BUCKETS, TENANT, "b").await.unwrap()["metadata"]["resourceVersion"].clone() };
     let before = version().await;
     tokio::time::sleep(Duration::from_secs(12)).await;
     assert_eq!(version().await, before);
@@ -113,7 +112,8 @@ async fn what_goes_from_git_goes_from_the_application_and_what_others_add_too() 
     stage.surface.install(&off).await.unwrap();
     // Its own watch of the configuration is behind.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    repository.push(&[("b.yaml", &bucket(&[])), ("c.yaml", &bucket(&["dora"]).replace("name: b", "name: c"))])
+    repository
+        .push(&[("b.yaml", &bucket(&[])), ("c.yaml", &bucket(&["dora"]).replace("name: b", "name: c"))])
         .await
         .unwrap();
     eventually("the commit to be applied", async || Ok(stage.get(BUCKETS, TENANT, "c").await)).await.unwrap();
@@ -130,16 +130,12 @@ async fn without_the_webhook_an_application_from_git_waits_and_others_do_not() {
     let git = GitServer::start_plain().await.unwrap();
     let repository = git.repository("apps").await.unwrap();
     repository.push(&[("b.yaml", &bucket(&["alice"]))]).await.unwrap();
-    let Stage { product, kubelet, flux, surface } = Stage::start(surface, &[]).await;
-    let tenant = surface.user("tenant").await;
+    let mut stage = Stage::start(surface, &[]).await;
+    let tenant = stage.surface.user("tenant").await;
     source(&tenant, TENANT, "apps", repository.url(), [json!({}), json!({})]).await;
-    let cluster = surface.cluster();
-    eventually("it to be applied", async || {
-        Ok(cluster.kubectl(&["get", BUCKETS, "-n", TENANT, "b"]).await.ok())
-    })
-    .await
-    .unwrap();
-    product.stop().await;
+    has(&stage, &["alice"]).await;
+    let cluster = stage.surface.cluster();
+    stage.product.take().unwrap().stop().await;
     repository.push(&[("b.yaml", &bucket(&["alice", "bob"]))]).await.unwrap();
     eventually("the tenant to be told", async || {
         let told = cluster.kubectl(&["get", "kustomization", "-n", TENANT, "apps", "-o", "json"]).await?;
@@ -153,8 +149,7 @@ async fn without_the_webhook_an_application_from_git_waits_and_others_do_not() {
     let patch = ["patch", BUCKETS, "b", "-n", TENANT, "--type=merge", "-p", &by_hand, "--as=tenant"];
     cluster.kubectl(&patch).await.unwrap();
     // Back again, git has the last word.
-    let product = product::Product::start(cluster, product::tenants()).await;
-    let stage = Stage { product, kubelet, flux, surface };
+    stage.product = Some(product::Product::start(cluster, product::tenants()).await);
     has(&stage, &["alice", "bob"]).await;
     stage.stop().await;
 }

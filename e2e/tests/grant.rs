@@ -96,7 +96,8 @@ async fn rights_come_with_the_enforcement_and_go_with_it() {
                 there.data["spec"] = good["spec"].take();
                 objects.replace(name, &PostParams::default(), &there).await.unwrap();
             } else {
-                let ignore = json!([{ "op": "replace", "path": "/webhooks/0/failurePolicy", "value": "Fail" }]);
+                let ignore =
+                    json!([{ "op": "replace", "path": "/webhooks/0/failurePolicy", "value": "Fail" }]);
                 let patch = Patch::<()>::Json(serde_json::from_value(ignore).unwrap());
                 objects.patch(name, &PatchParams::default(), &patch).await.unwrap();
             }
@@ -106,8 +107,12 @@ async fn rights_come_with_the_enforcement_and_go_with_it() {
         given(&surface).await;
         withheld(&surface, "").await;
     };
-    loosen("ValidatingAdmissionPolicy", "cozy-gitops-secrets", json!({ "spec": { "failurePolicy": "Ignore" } }))
-        .await;
+    loosen(
+        "ValidatingAdmissionPolicy",
+        "cozy-gitops-secrets",
+        json!({ "spec": { "failurePolicy": "Ignore" } }),
+    )
+    .await;
     loosen(
         "ValidatingAdmissionPolicyBinding",
         "cozy-gitops-kustomizations",

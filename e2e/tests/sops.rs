@@ -3,41 +3,14 @@
 
 mod admin;
 
-use std::path::Path;
-use std::process::Command;
-
 use admin::{NAME, SYSTEM};
-use cozy_testenv::{Cluster, Flux, GitServer, program};
+use cozy_e2e::sops::{encrypt, key};
+use cozy_testenv::{Cluster, Flux, GitServer};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, ListParams};
 use serde_json::json;
 
-/// An age key pair: the whole key file, and the public key.
-fn key(directory: &Path, name: &str) -> (String, String) {
-    let file = directory.join(name);
-    let made = Command::new(program("age-keygen").unwrap()).arg("-o").arg(&file).output().unwrap();
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let text = std::fs::read_to_string(file).unwrap();
-    let public = text.lines().find_map(|line| line.strip_prefix("# public key: ")).unwrap().to_owned();
-    (text, public)
-}
-
-/// Encrypts what the configuration says are values.
-fn encrypt(directory: &Path, public: &str, plain: &str) -> String {
-    let file = directory.join("plain.yaml");
-    std::fs::write(&file, plain).unwrap();
-    let output = Command::new(program("sops").unwrap())
-        .env_clear()
-        .env("HOME", directory)
-        .current_dir(directory)
-        .args(["encrypt", "--age", public, "--encrypted-regex", "^(data|stringData|values)$"])
-        .arg(&file)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    std::fs::remove_file(file).unwrap();
-    String::from_utf8(output.stdout).unwrap()
-}
+const KEYS: &str = "^(data|stringData|values)$";
 
 const PASSWORD: &str = "wK3-plain-text-of-the-password";
 
@@ -49,8 +22,8 @@ async fn encrypted_files_are_decrypted_with_the_admins_key_and_leak_nowhere() {
     let git = GitServer::start_plain().await.unwrap();
     let repository = git.repository("platform").await.unwrap();
     let directory = cluster.dir().to_path_buf();
-    let (identity, public) = key(&directory, "admin.agekey");
-    let (other, _) = key(&directory, "other.agekey");
+    let (identity, public) = key(&directory, "admin.agekey").unwrap();
+    let (other, _) = key(&directory, "other.agekey").unwrap();
 
     let secret = format!(
         "apiVersion: v1\nkind: Secret\nmetadata:\n  name: grafana-admin\n  namespace: cozy-customizer\nstringData:\n  password: {PASSWORD}\n"
@@ -59,7 +32,8 @@ async fn encrypted_files_are_decrypted_with_the_admins_key_and_leak_nowhere() {
         "apiVersion: cozystack.io/v1alpha1\nkind: PackageValues\nmetadata:\n  name: cozystack.keycloak\nspec:\n  components:\n    \
          keycloak:\n      values:\n        admin:\n          password: {PASSWORD}\n          attempts: 3\n"
     );
-    let (secret, values) = (encrypt(&directory, &public, &secret), encrypt(&directory, &public, &values));
+    let secret = encrypt(&directory, &public, KEYS, &secret).unwrap();
+    let values = encrypt(&directory, &public, KEYS, &values).unwrap();
     assert!(secret.contains("ENC[AES256_GCM") && !secret.contains(PASSWORD));
     assert!(values.contains("ENC[AES256_GCM") && !values.contains(PASSWORD));
 
@@ -127,7 +101,7 @@ async fn encrypted_files_are_decrypted_with_the_admins_key_and_leak_nowhere() {
     // A rotated file follows.
     let rotated = "apiVersion: v1\nkind: Secret\nmetadata:\n  name: grafana-admin\n  namespace: cozy-customizer\nstringData:\n  \
                    password: rotated\n";
-    let rotated = encrypt(&directory, &public, rotated);
+    let rotated = encrypt(&directory, &public, KEYS, rotated).unwrap();
     let commit = repository.push(&[("clusters/prod/secret.yaml", &rotated)]).await.unwrap();
     admin::applied(&cluster, &commit).await.unwrap();
     assert_eq!(secrets.get("grafana-admin").await.unwrap().data.unwrap()["password"].0, b"rotated");

@@ -107,7 +107,10 @@ async fn nothing_is_left_behind_however_it_ends() {
     let scratch = cozy_testenv::Supervisor::new("ends").unwrap();
     for end in ["panic", "KILL", "INT", "TERM"] {
         let file = scratch.dir().join(end);
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        // A shell that runs this in the background has it ignore SIGINT, and a child inherits that.
+        let mut child = Command::new("env")
+            .arg("--default-signal=INT,TERM")
+            .arg(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "holds_a_cluster"])
             .env(CHILD, &file)
             .stdin(Stdio::null())
@@ -127,7 +130,8 @@ async fn nothing_is_left_behind_however_it_ends() {
             assert!(running.iter().any(|command| command.contains("etcd")), "{running:?}");
             Command::new("kill").args([&format!("-{end}"), &child.id().to_string()]).status().unwrap();
         }
-        assert!(!child.wait().unwrap().success());
+        let ended = eventually("the child to end", async || Ok(child.try_wait()?)).await.unwrap();
+        assert!(!ended.success());
         eventually(&format!("everything to be gone after {end}"), async || {
             let left = working_in(&dir);
             anyhow::ensure!(left.is_empty(), "still there: {left:?}");

@@ -173,7 +173,7 @@ fn narrows(resources: &Value) -> bool {
         Value::Null => true,
         _ => false,
     };
-    resources.as_object().is_some_and(|fields| {
-        fields.iter().any(|(key, value)| key != "matchPolicy" && !empty(value))
-    })
+    resources
+        .as_object()
+        .is_some_and(|fields| fields.iter().any(|(key, value)| key != "matchPolicy" && !empty(value)))
 }

@@ -36,7 +36,10 @@ fn objects() -> Vec<(&'static str, Value)> {
             }),
         ),
         ("MutatingAdmissionPolicy", json!({ "metadata": { "name": "m" }, "spec": {} })),
-        ("MutatingAdmissionPolicyBinding", json!({ "metadata": { "name": "m" }, "spec": { "policyName": "m" } })),
+        (
+            "MutatingAdmissionPolicyBinding",
+            json!({ "metadata": { "name": "m" }, "spec": { "policyName": "m" } }),
+        ),
         (
             "MutatingWebhookConfiguration",
             json!({ "metadata": { "name": "w" }, "webhooks": [
@@ -69,7 +72,12 @@ fn whatever_loosens_it_is_missing_and_named() {
         (1, "/spec/policyName", json!("b"), "ValidatingAdmissionPolicy a"),
         (1, "/spec/validationActions", json!(["Audit", "Warn"]), "ValidatingAdmissionPolicy a"),
         (1, "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"), "ValidatingAdmissionPolicy a"),
-        (1, "/spec/matchResources/namespaceSelector/matchLabels", json!({ "a": "b" }), "ValidatingAdmissionPolicy a"),
+        (
+            1,
+            "/spec/matchResources/namespaceSelector/matchLabels",
+            json!({ "a": "b" }),
+            "ValidatingAdmissionPolicy a",
+        ),
         (1, "/spec/matchResources/excludeResourceRules", json!([{}]), "ValidatingAdmissionPolicy a"),
         (2, "/spec/failurePolicy", json!("Ignore"), "MutatingAdmissionPolicy m"),
         (3, "/spec/policyName", json!("x"), "MutatingAdmissionPolicy m"),

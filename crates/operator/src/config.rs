@@ -58,7 +58,12 @@ pub struct Tenants {
 
 impl Default for Tenants {
     fn default() -> Self {
-        Self { settings: cozy_core::tenant::Settings::default(), most: 200, rolling: 5, mutation_policy: false }
+        Self {
+            settings: cozy_core::tenant::Settings::default(),
+            most: 200,
+            rolling: 5,
+            mutation_policy: false,
+        }
     }
 }
 

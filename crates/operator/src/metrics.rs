@@ -19,6 +19,7 @@ pub(crate) struct Metrics {
     writes: Family<Labels, Counter>,
     values: Family<Labels, Gauge>,
     grants: Family<Vec<(&'static str, String)>, Gauge>,
+    outside: Family<Vec<(&'static str, String)>, Gauge>,
     /// Keys that wait for a worker.
     pub(crate) depth: Gauge,
     /// Whether this replica leads.
@@ -50,11 +51,17 @@ impl Metrics {
             "1 while the role is given to tenants; 0 while what confines them is not in force",
             grants.clone(),
         );
+        let outside = Family::<Vec<(&'static str, String)>, Gauge>::default();
+        registry.register(
+            "tenant_kustomizations_outside",
+            "Kustomizations of a tenant's namespace that its own controller does not apply",
+            outside.clone(),
+        );
         let depth = Gauge::default();
         registry.register("queue_depth", "Objects that wait to be reconciled", depth.clone());
         let leader = Gauge::default();
         registry.register("leader", "1 while this replica leads", leader.clone());
-        Self { registry, reconciles, seconds, writes, values, grants, depth, leader }
+        Self { registry, reconciles, seconds, writes, values, grants, outside, depth, leader }
     }
 
     pub(crate) fn reconciled(&self, kind: &'static str, ok: bool, time: Duration) {
@@ -89,6 +96,17 @@ impl Metrics {
                 self.grants.remove(&labels);
             }
         }
+    }
+
+    /// So many Kustomizations of a tenant's namespace are not its controller's; whether that is news, and not good news.
+    pub(crate) fn outside(&self, namespace: &str, count: usize) -> bool {
+        let labels = vec![("namespace", namespace.to_owned())];
+        if count == 0 {
+            self.outside.remove(&labels);
+            return false;
+        }
+        let count = i64::try_from(count).unwrap_or(i64::MAX);
+        self.outside.get_or_create(&labels).set(count) < count
     }
 
     /// In Prometheus' text format.

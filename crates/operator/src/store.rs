@@ -3,7 +3,7 @@
 //! Synchronous and without I/O. Every change returns the keys that it concerns. Answers to our own writes are put in
 //! as well, so that the next look does not wait for the watch; an older event that comes after is ignored.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use cozy_api::names;
@@ -288,8 +288,38 @@ pub(crate) struct Store {
     pub(crate) tenants: HashMap<String, Tenant>,
     /// What confines tenants, and the roles that wait for it, by kind and name.
     enforcement: BTreeMap<(Kind, String), Seen>,
+    gone: Gone,
     /// Generation of a PackageValues whose git revision the snapshot knows, or whose lack of one.
     revisions: HashMap<String, Option<i64>>,
+}
+
+/// What was deleted lately, so that the answer to a write of ours that the watch has overtaken does not bring it back.
+#[derive(Default)]
+struct Gone {
+    versions: HashMap<(Kind, Id), String>,
+    order: VecDeque<(Kind, Id)>,
+}
+
+impl Gone {
+    /// An answer is never so late that more deletions than these lie between.
+    const MOST: usize = 4096;
+
+    fn note(&mut self, kind: Kind, id: &Id, version: &str) {
+        let key = (kind, id.clone());
+        if self.versions.insert(key.clone(), version.to_owned()).is_none() {
+            self.order.push_back(key);
+        }
+        if self.order.len() > Self::MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.versions.remove(&oldest);
+        }
+    }
+
+    /// Whether that version is one from before the deletion.
+    fn is_gone(&self, kind: Kind, id: &Id, version: &str) -> bool {
+        self.versions.get(&(kind, id.clone())).is_some_and(|gone| gone == version || is_newer(gone, version))
+    }
 }
 
 fn text<'v>(object: &'v Value, pointer: &str) -> &'v str {
@@ -423,6 +453,9 @@ impl Store {
     pub(crate) fn apply(&mut self, kind: Kind, mut object: Value) -> Vec<Key> {
         let id = id(&object);
         let new = text(&object, "/metadata/resourceVersion");
+        if self.gone.is_gone(kind, &id, new) {
+            return Vec::new();
+        }
         if let Some(old) = self.version(kind, &id)
             && (old == new || is_newer(old, new))
         {
@@ -503,8 +536,11 @@ impl Store {
                 }
                 let known = serde_json::json!({
                     "metadata": {
-                        "name": id.1, "resourceVersion": text(&object, "/metadata/resourceVersion"),
-                        "deleting": object.pointer("/metadata/deletionTimestamp").is_some(),
+                        "name": id.1, "namespace": id.0,
+                        "resourceVersion": text(&object, "/metadata/resourceVersion"),
+                        "deletionTimestamp": object.pointer("/metadata/deletionTimestamp"),
+                        "finalizers": object.pointer("/metadata/finalizers"),
+                        "shard": object.pointer("/metadata/labels").and_then(|labels| labels.get(names::LABEL_SHARD)),
                     },
                     "spec": {
                         "decryption": object.pointer("/spec/decryption"),
@@ -514,7 +550,12 @@ impl Store {
                 let facts = self.tenants.entry(id.0.clone()).or_default();
                 let old = facts.kustomizations.insert(id.1, Seen::new(&known));
                 // Its status changes often and concerns nobody here.
-                let same = old.is_some_and(|old| old.object.value().get("spec") == known.get("spec"));
+                let same = old.is_some_and(|old| {
+                    let old = old.object.value();
+                    ["/spec", "/metadata/deletionTimestamp", "/metadata/shard"]
+                        .iter()
+                        .all(|part| old.pointer(part) == known.pointer(part))
+                });
                 if same { Vec::new() } else { vec![Key::Tenant(id.0)] }
             }
             _ if Kind::ENFORCEMENT.contains(&kind) => {
@@ -601,6 +642,9 @@ impl Store {
         {
             // Made anew before the watch told of the deletion.
             return Vec::new();
+        }
+        if let Some(version) = version {
+            self.gone.note(kind, id, version);
         }
         let name = &id.1;
         match kind {
@@ -756,6 +800,24 @@ mod tests {
         assert_eq!(store.release(&key).unwrap().pointer("/spec/suspend"), Some(&json!(true)));
         assert_eq!(store.remove(Kind::Release, &key, Some("3")), []);
         assert_eq!(store.remove(Kind::Release, &key, Some("6")), [Key::Package("p".to_owned())]);
+    }
+
+    #[test]
+    fn the_answer_to_a_write_that_comes_after_the_deletion_brings_nothing_back() {
+        let mut store = Store::new("cozy-system");
+        let key = ("n".to_owned(), "x".to_owned());
+        store.apply(Kind::Release, release("1", false));
+        store.remove(Kind::Release, &key, Some("3"));
+        for late in ["2", "3"] {
+            assert_eq!(store.apply(Kind::Release, release(late, true)), []);
+            assert!(store.release(&key).is_none());
+        }
+        // One of the same name that was made since is another.
+        assert_eq!(store.apply(Kind::Release, release("4", false)), [Key::Package("p".to_owned())]);
+        for n in 0..5000_u32 {
+            store.remove(Kind::Release, &("n".to_owned(), n.to_string()), Some("9"));
+        }
+        assert!(store.gone.versions.len() <= Gone::MOST && store.gone.order.len() <= Gone::MOST);
     }
 
     #[test]

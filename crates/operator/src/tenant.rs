@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use cozy_api::names;
 use cozy_core::tenant::{References, controller, desired};
-use serde_json::Value;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::queue::{Done, Queue};
@@ -17,9 +18,18 @@ const MANAGER: &str = "cozy-gitops";
 /// Looked at again when a place among the running or the rolling may have become free.
 const WAIT: Duration = Duration::from_secs(5);
 
+/// Flux's own.
+const FINALIZER: &str = "finalizers.fluxcd.io";
+/// A controller that runs needs a second or two.
+const LET_GO: Duration = Duration::from_secs(15);
+
 /// What one look at the store says.
 struct Look {
     terminating: bool,
+    /// Kustomizations of other controllers: there before the surface, or the platform's.
+    outside: usize,
+    /// Kustomizations that are going away with their namespace.
+    leaving: Vec<Value>,
     wanted: Vec<Value>,
     existing: std::collections::HashMap<(Kind, Id), Value>,
 }
@@ -30,9 +40,18 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
     let look = context.store(|store| {
         let facts = store.tenants.get(namespace)?;
         let there = store.namespaces.get(namespace);
-        let references = References::of(&facts.kustomizations());
+        let kustomizations = facts.kustomizations();
+        let references = References::of(&kustomizations);
+        let terminating = there.is_none_or(|there| there.terminating);
+        let leaves = |object: &Value| {
+            terminating && object.pointer("/metadata/deletionTimestamp").is_some_and(Value::is_string)
+        };
+        let outside =
+            |object: &&Value| object.pointer("/metadata/shard").and_then(Value::as_str) != Some(namespace);
         Some(Look {
-            terminating: there.is_none_or(|there| there.terminating),
+            terminating,
+            outside: kustomizations.iter().filter(outside).count(),
+            leaving: kustomizations.into_iter().filter(leaves).collect(),
             wanted: if facts.has_kustomizations() {
                 desired(&tenants.settings, namespace, &references)
             } else {
@@ -42,6 +61,14 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
         })
     });
     let Some(look) = look else { return Done::Ok };
+    if context.metrics.outside(namespace, look.outside) {
+        warn!(
+            namespace,
+            kustomizations = look.outside,
+            "not confined: they lack the namespace's shard label, so the platform's own controller applies them; \
+             they become the tenant's when somebody changes them"
+        );
+    }
     if look.wanted.is_empty() {
         return remove(context, queue, namespace, &look).await;
     }
@@ -68,7 +95,7 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
         context.events.warning(Kind::Namespace, namespace, None, "TenantLimit", &note).await;
         return Done::After(WAIT * 12);
     }
-    let mut outcome = Done::Ok;
+    let mut outcome = release(context, queue, namespace, &look.leaving).await;
     for object in &look.wanted {
         let Some((kind, id)) = identity(object) else { continue };
         let existing = look.existing.get(&(kind, id.clone()));
@@ -90,6 +117,47 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
             Err(error) if error.is_stale() => outcome = Done::Retry,
             Err(error) => {
                 warn!(namespace, kind = kind.name(), name = id.1, %error, "cannot be made for the tenant");
+                outcome = Done::Retry;
+            }
+        }
+    }
+    outcome
+}
+
+/// Takes Flux's finalizer off Kustomizations that their controller should have let go of long ago: without its rights, or
+/// without it, the namespace would never end. What they applied goes with the namespace.
+async fn release(context: &Context, queue: &Queue, namespace: &str, leaving: &[Value]) -> Done {
+    let mut outcome = Done::Ok;
+    for object in leaving {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let finalizers = object.pointer("/metadata/finalizers").and_then(Value::as_array);
+        let Some(at) = finalizers.and_then(|all| all.iter().position(|name| name == FINALIZER)) else {
+            continue;
+        };
+        let since: Timestamp = text("/metadata/deletionTimestamp").parse().unwrap_or_default();
+        let waited = Duration::try_from(Timestamp::now().duration_since(since)).unwrap_or_default();
+        if waited < LET_GO {
+            outcome = Done::After(LET_GO.saturating_sub(waited));
+            continue;
+        }
+        let path = format!("/metadata/finalizers/{at}");
+        let operations = json!([
+            { "op": "test", "path": path, "value": FINALIZER },
+            { "op": "remove", "path": path },
+        ]);
+        let name = text("/metadata/name");
+        match context.patch(queue, Kind::Kustomization, namespace, name, operations, false).await {
+            Ok(()) => {
+                warn!(
+                    namespace,
+                    kustomization = name,
+                    "let go: its controller did not, and the namespace ends"
+                )
+            }
+            Err(WriteError::NotLeader(_)) => return Done::Retry,
+            Err(error) if error.code() == 404 => {}
+            Err(error) => {
+                warn!(namespace, kustomization = name, %error, "cannot be let go");
                 outcome = Done::Retry;
             }
         }
@@ -164,7 +232,6 @@ fn covers(existing: &Value, wanted: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     #[test]
     fn what_the_server_fills_in_is_no_difference_and_what_somebody_changed_is() {

@@ -93,7 +93,7 @@ pub struct Cluster {
     apiserver_arguments: Vec<String>,
     apiserver: Mutex<Option<Process>>,
     _etcd: Process,
-    _controller_manager: Option<Process>,
+    controller_manager: Mutex<Option<Process>>,
 }
 
 impl Cluster {
@@ -184,7 +184,7 @@ impl Cluster {
         let admin = client(port, &ca.der(), &admin_token, None)?;
         wait_ready(&admin, &mut [&mut etcd, &mut apiserver]).await?;
 
-        let mut cluster = Self {
+        let cluster = Self {
             supervisor,
             port,
             ca: ca.der(),
@@ -194,10 +194,13 @@ impl Cluster {
             apiserver_arguments,
             apiserver: Mutex::new(Some(apiserver)),
             _etcd: etcd,
-            _controller_manager: None,
+            controller_manager: Mutex::new(None),
         };
         if builder.controller_manager {
-            cluster._controller_manager = Some(cluster.start_controller_manager()?);
+            let started = cluster.start_controller_manager()?;
+            if let Ok(mut process) = cluster.controller_manager.lock() {
+                *process = Some(started);
+            }
         }
         for name in NAMESPACES {
             cluster.create_namespace(name, &[]).await?;
@@ -226,6 +229,7 @@ impl Cluster {
                     "--use-service-account-credentials=true",
                     "--kube-api-qps=200",
                     "--kube-api-burst=400",
+                    "--resource-quota-sync-period=5s",
                     "--controllers=garbage-collector-controller,namespace-controller,resourcequota-controller,\
                      serviceaccount-controller,serviceaccount-token-controller,clusterrole-aggregation-controller,\
                      root-ca-certificate-publisher-controller,validatingadmissionpolicy-status-controller",
@@ -376,7 +380,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Installs the CRDs of Cozystack (ours) and of Flux (the peers'), and waits until they are served.
+    /// Installs the CRDs of Cozystack (ours) and of Flux (the peers'), and waits until they are served. Quotas count them
+    /// from then on.
     ///
     /// # Errors
     /// When one is missing or refused.
@@ -387,7 +392,17 @@ impl Cluster {
         for part in ["source-controller", "kustomize-controller", "crds"] {
             self.apply_dir(&cache().join("crds").join(part)).await.context("run `make peers` once")?;
         }
-        self.wait_for_crds().await
+        self.wait_for_crds().await?;
+        // It looks for new kinds every 30 s, and counts those for quotas that it found at its start.
+        let running = self.controller_manager.lock().ok().and_then(|mut process| process.take());
+        if running.is_some() {
+            drop(running);
+            let started = self.start_controller_manager()?;
+            if let Ok(mut process) = self.controller_manager.lock() {
+                *process = Some(started);
+            }
+        }
+        Ok(())
     }
 
     /// Waits until every CRD is served.

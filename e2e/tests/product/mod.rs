@@ -51,10 +51,7 @@ impl Product {
         let mut beside = Beside::default();
         let server = Server::bind(webhook, &mut beside.metrics).await.unwrap();
         beside.ready.push(server.ready());
-        cluster
-            .map_endpoint("cozy-system", "cozy-gitops", "webhook", server.address().port())
-            .await
-            .unwrap();
+        cluster.map_endpoint("cozy-system", "cozy-gitops", "webhook", server.address().port()).await.unwrap();
         let config = Config {
             metrics_bind_address: format!("127.0.0.1:{metrics}"),
             health_probe_bind_address: format!("127.0.0.1:{health}"),
@@ -96,13 +93,44 @@ impl Product {
     }
 }
 
+/// Waits until kube-controller-manager counts Flux's kinds for quotas: it learns of new kinds every 30 s.
+pub(crate) async fn counted(cluster: &Cluster) {
+    let hard = json!({
+        "count/gitrepositories.source.toolkit.fluxcd.io": "1", "count/kustomizations.kustomize.toolkit.fluxcd.io": "1",
+    });
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": { "name": "probe", "namespace": "default" },
+        "spec": { "hard": hard },
+    });
+    cluster.apply_value(quota).await.unwrap();
+    eventually("Flux's kinds to be counted", async || {
+        let used = ["get", "resourcequota", "probe", "-n", "default", "-o", "jsonpath={.status.used}"];
+        let used: Value = serde_json::from_str(&cluster.kubectl(&used).await?).unwrap_or_default();
+        Ok((used.as_object().map_or(0, serde_json::Map::len) == 2).then_some(()))
+    })
+    .await
+    .unwrap();
+}
+
+/// `GET` on a local port: status and body.
+pub(crate) async fn get(port: u16, path: &str) -> Option<(u16, String)> {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.ok()?;
+    let code = text.split(' ').nth(1)?.parse().ok()?;
+    Some((code, text.split_once("\r\n\r\n")?.1.to_owned()))
+}
+
 /// Values for repositories of the tests' own git server, looked at often.
 pub(crate) const LOOPBACK: &str = "tenant.sources.schemes={http,https},tenant.sources.allowedHosts={127.0.0.1},\
                                    tenant.bounds.minInterval=1s";
 
 /// Everything that a tenant's repository needs to become applications, running.
 pub(crate) struct Stage {
-    pub(crate) product: Product,
+    /// None: it is stopped.
+    pub(crate) product: Option<Product>,
     pub(crate) kubelet: Kubelet,
     pub(crate) flux: Flux,
     pub(crate) surface: crate::surface::Surface,
@@ -123,10 +151,11 @@ impl Stage {
             .argument("--health-addr=127.0.0.1:0")
             .argument("--metrics-addr=127.0.0.1:0")
             .start();
+        counted(cluster).await;
         let product = Product::start(cluster, tenants).await;
         surface.enforced().await;
         surface.granted().await;
-        Self { product, kubelet, flux, surface }
+        Self { product: Some(product), kubelet, flux, surface }
     }
 
     /// Waits until a Kustomization's condition Ready says that; the error shows what it says instead.
@@ -155,8 +184,10 @@ impl Stage {
     }
 
     pub(crate) async fn stop(self) {
-        self.product.runs();
-        self.product.stop().await;
+        if let Some(product) = self.product {
+            product.runs();
+            product.stop().await;
+        }
     }
 }
 
@@ -182,6 +213,9 @@ pub(crate) async fn source(client: &Client, namespace: &str, name: &str, url: &s
     for object in [repository, kustomization] {
         let kind = crate::surface::kind(&object);
         let objects = api(client, kind, Some(namespace));
-        objects.create(&PostParams::default(), &typed(&object)).await.unwrap_or_else(|e| panic!("{kind}: {e}"));
+        objects
+            .create(&PostParams::default(), &typed(&object))
+            .await
+            .unwrap_or_else(|e| panic!("{kind}: {e}"));
     }
 }

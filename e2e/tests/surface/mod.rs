@@ -282,16 +282,8 @@ impl Surface {
     /// Installs or upgrades the chart with the surface on.
     pub(crate) async fn install(&self, values: &[&str]) -> Result<String, String> {
         let chart = repository("packages/system/cozy-gitops").display().to_string();
-        let mut arguments = vec![
-            "upgrade",
-            "--install",
-            "cozy-gitops",
-            &chart,
-            "--namespace",
-            "cozy-system",
-            "--set",
-            ON,
-        ];
+        let mut arguments =
+            vec!["upgrade", "--install", "cozy-gitops", &chart, "--namespace", "cozy-system", "--set", ON];
         for value in values {
             arguments.extend(["--set", value]);
         }
