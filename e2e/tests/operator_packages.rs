@@ -437,13 +437,16 @@ async fn what_is_stale_goes_and_what_is_not_ours_stays() {
 
     // Another controller's HelmRelease is not taken over.
     put(&client, "namespaces", "", "ns-o", json!({})).await;
+    // The owner is there, or the garbage collector takes the HelmRelease away.
+    let owner = json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "else", "namespace": "ns-o" } });
+    let owner = cluster.apply_value(owner).await.unwrap().metadata.uid;
     put(
         &client,
         "helmreleases",
         "ns-o",
         "x",
         json!({
-            "metadata": { "ownerReferences": [{ "apiVersion": "v1", "kind": "ConfigMap", "name": "else", "uid": "11111111-1111-1111-1111-111111111111", "controller": true }] },
+            "metadata": { "ownerReferences": [{ "apiVersion": "v1", "kind": "ConfigMap", "name": "else", "uid": owner, "controller": true }] },
             "spec": { "interval": "5m", "chartRef": { "kind": "ExternalArtifact", "name": "x" } },
         }),
     )

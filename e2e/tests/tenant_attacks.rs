@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "helpers of tests")]
 
+mod product;
 mod surface;
 
 use std::collections::BTreeSet;
@@ -113,33 +114,55 @@ fn table() -> Value {
     documents(include_bytes!("../fixtures/attacks.yaml")).remove(0)
 }
 
+/// What stamps: the rule is one, and served two ways.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stamp {
+    Policy,
+    Webhook,
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn each_attack_is_stopped_by_what_the_table_says() {
+    three_ways(Stamp::Policy).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn and_with_the_webhook_as_the_stamp() {
+    three_ways(Stamp::Webhook).await;
+}
+
+async fn three_ways(stamp: Stamp) {
     let table = table();
     let cases: Vec<_> = table["attacks"].as_array().unwrap().iter().map(|data| Case { data }).collect();
     assert!(cases.len() >= 100, "only {} cases", cases.len());
     let ids: BTreeSet<_> = cases.iter().map(Case::id).collect();
     assert_eq!(ids.len(), cases.len(), "an id is there twice");
 
-    let surface =
-        Surface::start(&["admission.mutation=policy", "admission.webhook.prune.enabled=false"]).await;
+    let surface = Surface::bare().await;
+    let values = match stamp {
+        Stamp::Policy => ["admission.mutation=policy", "admission.webhook.prune.enabled=false"],
+        Stamp::Webhook => ["admission.mutation=webhook", "admission.webhook.prune.enabled=true"],
+    };
+    surface.install(&values).await.unwrap();
+    let webhook = match stamp {
+        Stamp::Policy => None,
+        Stamp::Webhook => Some(product::Webhook::start(&surface, cozy_server::Rotation::default()).await),
+    };
+    surface.enforced().await;
+    // The operator, which takes the rights away as soon as one layer is gone, does not run here.
+    surface.grant().await;
     too_much(&surface).await;
     let mut wrong = Vec::new();
     let mut runs = run_all(&surface, &cases, Layers::Both, &mut wrong).await;
-    drop_stamp(&surface).await;
+    drop_stamp(&surface, stamp).await;
     runs += run_all(&surface, &cases, Layers::Policies, &mut wrong).await;
-    surface
-        .install(&[
-            "admission.mutation=policy",
-            "admission.webhook.prune.enabled=false",
-            "tenant.bounds.maxTimeout=2h",
-        ])
-        .await
-        .unwrap();
-    restore_stamp(&surface).await;
+    restore_stamp(&surface, stamp, &values).await;
     drop_policies(&surface).await;
     runs += run_all(&surface, &cases, Layers::Stamp, &mut wrong).await;
     println!("{} cases, {runs} requests", cases.len());
+    if let Some(webhook) = webhook {
+        webhook.stop().await;
+    }
     assert!(wrong.is_empty(), "{} of {runs} went otherwise:\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -318,13 +341,27 @@ async fn too_much(surface: &Surface) {
     .await;
 }
 
-async fn drop_stamp(surface: &Surface) {
-    surface.delete("MutatingAdmissionPolicyBinding", None, "cozy-gitops-stamp").await;
-    surface.delete("MutatingAdmissionPolicy", None, "cozy-gitops-stamp").await;
+async fn drop_stamp(surface: &Surface, stamp: Stamp) {
+    match stamp {
+        Stamp::Policy => {
+            surface.delete("MutatingAdmissionPolicyBinding", None, "cozy-gitops-stamp").await;
+            surface.delete("MutatingAdmissionPolicy", None, "cozy-gitops-stamp").await;
+        }
+        Stamp::Webhook => surface.delete("MutatingWebhookConfiguration", None, "cozy-gitops-tenant").await,
+    }
     surface::eventually("the stamp is gone", || async { !is_stamped(surface).await }).await;
 }
 
-async fn restore_stamp(surface: &Surface) {
+async fn restore_stamp(surface: &Surface, stamp: Stamp, values: &[&str]) {
+    for object in surface::template(values) {
+        let lost = match stamp {
+            Stamp::Policy => "MutatingAdmissionPolicy",
+            Stamp::Webhook => "MutatingWebhookConfiguration",
+        };
+        if surface::kind(&object).starts_with(lost) {
+            surface.apply(&object).await;
+        }
+    }
     surface::eventually("the stamp is back", || async { is_stamped(surface).await }).await;
 }
 
@@ -355,7 +392,7 @@ fn the_page_is_made_from_the_table() {
     let mut page = String::from(
         "# Attacks, and what stops them\n\n<!-- Made from e2e/fixtures/attacks.yaml: UPDATE_ATTACK_TABLE=1 cargo test -p cozy-e2e \
          --test tenant_attacks the_page -->\n\nEach is tried on a real API server with the stamp and the policies, with the stamp \
-         alone and with the policies alone. `open`: the layer alone does not stop it. `rbac`: no right. `schema`: the kind's \
+         alone and with the policies alone; and all that twice, the stamp being the MutatingAdmissionPolicy or the webhook. `open`: the layer alone does not stop it. `rbac`: no right. `schema`: the kind's \
          own. `stamp`: set right. `absent`: without effect. Others are rules of [tenant-surface.md](tenant-surface.md).\n\n| \
          case | actor | attack | kind | verbs | both | stamp alone | policies alone |\n|---|---|---|---|---|---|---|---|\n",
     );

@@ -1,67 +1,20 @@
 //! The admission webhook of the product, asked by a real API server, with the rights that the chart gives it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
+mod product;
 mod surface;
 
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use cozy_server::{Certificates, Config, Own, Rotation, Server};
+use cozy_server::Rotation;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use product::{SECRET, Webhook};
 use serde_json::{Value, json};
 use surface::{Surface, TENANT, api, bare, git_repository, kustomization, merge, refusal, typed};
-use tokio::sync::oneshot;
 
-const SECRET: &str = "cozy-gitops-webhook";
 const VALUES: &[&str] = &["admission.mutation=webhook", "admission.webhook.timeoutSeconds=10"];
-
-/// One replica's webhook.
-struct Webhook {
-    stop: Option<oneshot::Sender<()>>,
-    task: tokio::task::JoinHandle<Result<(), cozy_server::Error>>,
-    port: u16,
-}
-
-impl Webhook {
-    async fn start(surface: &Surface, rotation: Rotation) -> Self {
-        Self::start_at(surface, rotation, 0).await
-    }
-
-    async fn start_at(surface: &Surface, rotation: Rotation, port: u16) -> Self {
-        let config = Config {
-            bind: ([0, 0, 0, 0], port).into(),
-            certificates: Certificates::Own(Own {
-                namespace: "cozy-system".to_owned(),
-                service: "cozy-gitops".to_owned(),
-                secret: SECRET.to_owned(),
-                rotation,
-            }),
-        };
-        let server =
-            Server::bind(config, &mut prometheus_client::registry::Registry::default()).await.unwrap();
-        let (address, ready) = (server.address(), server.ready());
-        // With the chart's account: a right that is missing shows here.
-        let client = surface.cluster().service_account_client("cozy-system", "cozy-gitops").await.unwrap();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let task = tokio::spawn(server.run(client, async {
-            let _ = stopped.await;
-        }));
-        surface::eventually("the webhook has a certificate", || async { ready.load(Ordering::SeqCst) }).await;
-        surface
-            .cluster()
-            .map_endpoint("cozy-system", "cozy-gitops", "webhook", address.port())
-            .await
-            .unwrap();
-        Self { stop: Some(stop), task, port: address.port() }
-    }
-
-    async fn stop(mut self) {
-        let _ = self.stop.take().unwrap().send(());
-        self.task.await.unwrap().unwrap();
-    }
-}
 
 /// A Kustomization as a tenant writes it.
 fn plain(name: &str) -> Value {

@@ -24,6 +24,8 @@ use crate::metrics::Metrics;
 const MAX_REVIEW: usize = 8 * 1024 * 1024;
 /// Bytes of reviews that are in memory at the same time; read, a review takes a multiple of its size.
 const IN_FLIGHT: usize = 2 * MAX_REVIEW;
+/// Reviews above this take milliseconds to read, and are read beside the threads that serve connections.
+const LARGE: usize = 256 * 1024;
 /// Longest wait for a place among them, and longest time that a body may take. API servers wait 10 s.
 const PATIENCE: Duration = Duration::from_secs(8);
 
@@ -137,8 +139,16 @@ async fn read(shared: &Shared, headers: &HeaderMap, body: Body) -> Result<Reques
         .await
         .map_err(|_| busy("the body"))?
         .map_err(|error| bad(format!("the body cannot be read: {error}")))?;
-    let review: Review = serde_json::from_slice(&bytes)
-        .map_err(|error| bad(format!("this is no AdmissionReview: {error}")))?;
+    let parse = move || serde_json::from_slice::<Review>(&bytes);
+    // A few large ones at once must not keep others from being accepted meanwhile.
+    let review = if length > LARGE {
+        tokio::task::spawn_blocking(parse)
+            .await
+            .map_err(|_| (StatusCode::INTERNAL_SERVER_ERROR, "reading the review went wrong".to_owned()))?
+    } else {
+        parse()
+    };
+    let review = review.map_err(|error| bad(format!("this is no AdmissionReview: {error}")))?;
     if (review.api_version.as_str(), review.kind.as_str()) != ("admission.k8s.io/v1", "AdmissionReview") {
         let (version, kind) = (&review.api_version, &review.kind);
         return Err(bad(format!(

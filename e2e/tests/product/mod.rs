@@ -44,7 +44,7 @@ impl Product {
             certificates: Certificates::Own(Own {
                 namespace: "cozy-system".to_owned(),
                 service: "cozy-gitops".to_owned(),
-                secret: "cozy-gitops-webhook".to_owned(),
+                secret: SECRET.to_owned(),
                 rotation: Rotation::default(),
             }),
         };
@@ -90,6 +90,58 @@ impl Product {
             self.reconciling.await.unwrap().unwrap();
         };
         tokio::time::timeout(Duration::from_secs(60), both).await.unwrap();
+    }
+}
+
+/// Where the webhook's certificates are.
+pub(crate) const SECRET: &str = "cozy-gitops-webhook";
+
+/// One replica's webhook without its operator.
+pub(crate) struct Webhook {
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), cozy_server::Error>>,
+    pub(crate) port: u16,
+}
+
+impl Webhook {
+    pub(crate) async fn start(surface: &crate::surface::Surface, rotation: Rotation) -> Self {
+        Self::start_at(surface, rotation, 0).await
+    }
+
+    pub(crate) async fn start_at(surface: &crate::surface::Surface, rotation: Rotation, port: u16) -> Self {
+        let config = cozy_server::Config {
+            bind: ([0, 0, 0, 0], port).into(),
+            certificates: Certificates::Own(Own {
+                namespace: "cozy-system".to_owned(),
+                service: "cozy-gitops".to_owned(),
+                secret: SECRET.to_owned(),
+                rotation,
+            }),
+        };
+        let server =
+            Server::bind(config, &mut prometheus_client::registry::Registry::default()).await.unwrap();
+        let (address, ready) = (server.address(), server.ready());
+        // With the chart's account: a right that is missing shows here.
+        let client = surface.cluster().service_account_client("cozy-system", "cozy-gitops").await.unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let task = tokio::spawn(server.run(client, async {
+            let _ = stopped.await;
+        }));
+        crate::surface::eventually("the webhook has a certificate", || async {
+            ready.load(Ordering::SeqCst)
+        })
+        .await;
+        surface
+            .cluster()
+            .map_endpoint("cozy-system", "cozy-gitops", "webhook", address.port())
+            .await
+            .unwrap();
+        Self { stop: Some(stop), task, port: address.port() }
+    }
+
+    pub(crate) async fn stop(mut self) {
+        let _ = self.stop.take().unwrap().send(());
+        self.task.await.unwrap().unwrap();
     }
 }
 
