@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 use product::Stage;
 use surface::{Surface, TENANT, api, kustomization, merge, typed};
 
-/// Directory, files, and what the tenant is told.
-fn directories() -> Vec<(&'static str, Vec<(&'static str, String)>, &'static str)> {
+/// Directory, its files (name and text), and what the tenant is told.
+type Directory = (&'static str, Vec<(&'static str, String)>, &'static str);
+
+fn directories() -> Vec<Directory> {
     let object = |kind: &str, version: &str, name: &str, rest: &str| {
         format!("apiVersion: {version}\nkind: {kind}\nmetadata:\n  name: {name}\n{rest}")
     };
