@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cozy_api::names;
 use cozy_core::render::RenderOptions;
@@ -52,6 +53,8 @@ pub struct Tenants {
     pub most: usize,
     /// Controllers that are rolled at the same time when settings change.
     pub rolling: usize,
+    /// How long a controller may take to let go of a deleted Kustomization before it is started anew.
+    pub stuck: Duration,
     /// The stamp is a MutatingAdmissionPolicy, too, which Kubernetes before 1.36 does not have.
     pub mutation_policy: bool,
 }
@@ -62,6 +65,7 @@ impl Default for Tenants {
             settings: cozy_core::tenant::Settings::default(),
             most: 200,
             rolling: 5,
+            stuck: Duration::from_secs(180),
             mutation_policy: false,
         }
     }

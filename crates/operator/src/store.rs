@@ -244,21 +244,33 @@ impl Tenant {
     pub(crate) fn objects(&self) -> HashMap<(Kind, Id), Value> {
         self.objects.iter().map(|(key, seen)| (key.clone(), seen.object.value())).collect()
     }
+}
 
-    /// Its controller runs what it was told last.
-    pub(crate) fn is_rolled_out(&self) -> bool {
-        self.objects.iter().filter(|((kind, _), _)| *kind == Kind::Deployment).all(|(_, seen)| {
-            let object = seen.object.value();
-            let number = |pointer: &str| object.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
-            number("/status/observedGeneration") == number("/metadata/generation")
-                && number("/status/availableReplicas") > 0
-        })
-    }
+/// Whether a Deployment runs what it was told last.
+fn is_rolled_out(deployment: &Value) -> bool {
+    let number = |pointer: &str| deployment.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
+    number("/status/observedGeneration") == number("/metadata/generation")
+        && number("/status/availableReplicas") > 0
+}
 
-    /// Whether it has a controller.
-    pub(crate) fn has_controller(&self) -> bool {
-        self.objects.keys().any(|(kind, _)| *kind == Kind::Deployment)
-    }
+/// Which tenants have a controller. Kept with every change, so that a look at one tenant does not read those of all.
+#[derive(Debug, Default)]
+struct Controllers {
+    /// All of them.
+    there: HashSet<String>,
+    /// Those that do not run what they were told last.
+    rolling: HashSet<String>,
+}
+
+/// What other tenants take up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Beside {
+    /// The tenant has a controller itself.
+    pub(crate) has_controller: bool,
+    /// Others that have one.
+    pub(crate) controllers: usize,
+    /// Others whose controller is being rolled, or does not run.
+    pub(crate) rolling: usize,
 }
 
 /// Where the chart of an ExternalArtifact is.
@@ -286,6 +298,9 @@ pub(crate) struct Store {
     secret_source: String,
     /// Tenant namespaces that have Kustomizations, or something that was made for them.
     pub(crate) tenants: HashMap<String, Tenant>,
+    /// Whose tenant an object was made for.
+    tenant_of: HashMap<(Kind, Id), String>,
+    controllers: Controllers,
     /// What confines tenants, and the roles that wait for it, by kind and name.
     enforcement: BTreeMap<(Kind, String), Seen>,
     gone: Gone,
@@ -577,13 +592,52 @@ impl Store {
         {
             fields.remove("status");
         }
-        let objects = &mut self.tenants.entry(tenant.clone()).or_default().objects;
+        let key = (kind, id);
         let version = text(&object, "/metadata/resourceVersion");
-        if objects.get(&(kind, id.clone())).is_some_and(|old| is_newer(&old.resource_version, version)) {
+        let known = self.tenants.get(&tenant).and_then(|facts| facts.objects.get(&key));
+        if known.is_some_and(|old| is_newer(&old.resource_version, version)) {
             return Vec::new();
         }
-        objects.insert((kind, id), Seen::new(&object));
-        vec![Key::Tenant(tenant)]
+        // Somebody may give it another tenant's label.
+        let mut keys = Vec::new();
+        if self.tenant_of.get(&key).is_some_and(|of| *of != tenant) {
+            keys.extend(self.remove_tenant_object(&key));
+        }
+        if kind == Kind::Deployment {
+            self.controllers.there.insert(tenant.clone());
+            if is_rolled_out(&object) {
+                self.controllers.rolling.remove(&tenant);
+            } else {
+                self.controllers.rolling.insert(tenant.clone());
+            }
+        }
+        self.tenant_of.insert(key.clone(), tenant.clone());
+        self.tenants.entry(tenant.clone()).or_default().objects.insert(key, Seen::new(&object));
+        keys.push(Key::Tenant(tenant));
+        keys
+    }
+
+    fn remove_tenant_object(&mut self, key: &(Kind, Id)) -> Option<Key> {
+        let tenant = self.tenant_of.remove(key)?;
+        if let Some(facts) = self.tenants.get_mut(&tenant) {
+            facts.objects.remove(key);
+        }
+        if key.0 == Kind::Deployment {
+            self.controllers.there.remove(&tenant);
+            self.controllers.rolling.remove(&tenant);
+        }
+        Some(Key::Tenant(tenant))
+    }
+
+    /// What the tenants beside this one take up.
+    pub(crate) fn beside(&self, tenant: &str) -> Beside {
+        let Controllers { there, rolling } = &self.controllers;
+        let others = |all: &HashSet<String>| all.len() - usize::from(all.contains(tenant));
+        Beside {
+            has_controller: there.contains(tenant),
+            controllers: others(there),
+            rolling: others(rolling),
+        }
     }
 
     fn apply_ours(&mut self, kind: Kind, name: &str, mut object: Value) -> Vec<Key> {
@@ -699,14 +753,7 @@ impl Store {
                 self.enforcement.remove(&(kind, name.clone()));
                 self.grants()
             }
-            _ => {
-                let key = (kind, id.clone());
-                let of = self
-                    .tenants
-                    .iter_mut()
-                    .find_map(|(namespace, tenant)| tenant.objects.remove(&key).map(|_| namespace.clone()));
-                of.map(Key::Tenant).into_iter().collect()
-            }
+            _ => self.remove_tenant_object(&(kind, id.clone())).into_iter().collect(),
         }
     }
 
@@ -828,5 +875,35 @@ mod tests {
         store.apply(Kind::Package, package("2", json!({ "variant": 7 })));
         assert!(store.packages["p"].broken.is_some());
         assert_eq!(store.snapshot.package("p").unwrap().spec.variant.as_deref(), Some("v"));
+    }
+
+    #[test]
+    fn what_other_tenants_take_up_is_counted_with_every_change() {
+        let mut store = Store::new("cozy-system");
+        let deployment = |tenant: &str, name: &str, version: u32, available: u32| {
+            json!({
+                "metadata": {
+                    "namespace": "cozy-fluxcd", "name": name, "resourceVersion": version.to_string(), "generation": 1,
+                    "labels": { LABEL_TENANT: tenant },
+                },
+                "status": { "observedGeneration": 1, "availableReplicas": available },
+            })
+        };
+        store.apply(Kind::Deployment, deployment("tenant-a", "a", 1, 0));
+        store.apply(Kind::Deployment, deployment("tenant-b", "b", 2, 1));
+        let beside = |has_controller, controllers, rolling| Beside { has_controller, controllers, rolling };
+        assert_eq!(store.beside("tenant-a"), beside(true, 1, 0));
+        assert_eq!(store.beside("tenant-b"), beside(true, 1, 1));
+        assert_eq!(store.beside("tenant-c"), beside(false, 2, 1));
+        store.apply(Kind::Deployment, deployment("tenant-a", "a", 3, 1));
+        assert_eq!(store.beside("tenant-c"), beside(false, 2, 0));
+        // The other tenant's label: both have to be looked at.
+        let keys = store.apply(Kind::Deployment, deployment("tenant-c", "a", 4, 1));
+        assert_eq!(keys, ["tenant-a", "tenant-c"].map(|name| Key::Tenant(name.to_owned())));
+        assert_eq!(store.beside("tenant-a"), beside(false, 2, 0));
+        let id = ("cozy-fluxcd".to_owned(), "a".to_owned());
+        assert_eq!(store.remove(Kind::Deployment, &id, Some("5")), [Key::Tenant("tenant-c".to_owned())]);
+        assert_eq!(store.remove(Kind::Deployment, &id, Some("5")), []);
+        assert_eq!(store.beside("tenant-c"), beside(false, 1, 0));
     }
 }

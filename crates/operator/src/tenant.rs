@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use cozy_api::names;
-use cozy_core::tenant::{References, controller, desired};
+use cozy_core::tenant::{FINALIZER, References, controller, desired, restart, restarted};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
 use crate::queue::{Done, Queue};
 use crate::reconcile::Context;
-use crate::store::{Id, Kind, Tenant};
+use crate::store::{Id, Kind};
 use crate::write::WriteError;
 
 /// Field manager of what is made for tenants.
@@ -18,8 +18,6 @@ const MANAGER: &str = "cozy-gitops";
 /// Looked at again when a place among the running or the rolling may have become free.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// Flux's own.
-const FINALIZER: &str = "finalizers.fluxcd.io";
 /// A controller that runs needs a second or two.
 const LET_GO: Duration = Duration::from_secs(15);
 
@@ -31,6 +29,8 @@ struct Look {
     /// Kustomizations that are going away with their namespace.
     leaving: Vec<Value>,
     wanted: Vec<Value>,
+    /// Until the controller may have to be started anew.
+    restart: Option<Duration>,
     existing: std::collections::HashMap<(Kind, Id), Value>,
 }
 
@@ -48,16 +48,24 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
         };
         let outside =
             |object: &&Value| object.pointer("/metadata/shard").and_then(Value::as_str) != Some(namespace);
+        let existing = facts.objects();
+        let id = (names::FLUX_NAMESPACE.to_owned(), controller(namespace));
+        let there = existing.get(&(Kind::Deployment, id));
+        let restart = restart(namespace, &kustomizations, there, tenants.stuck, Timestamp::now());
+        let mut wanted = Vec::new();
+        if facts.has_kustomizations() {
+            wanted = desired(&tenants.settings, namespace, &references);
+            if let Some(at) = &restart.at {
+                restarted(&mut wanted, at);
+            }
+        }
         Some(Look {
             terminating,
             outside: kustomizations.iter().filter(outside).count(),
             leaving: kustomizations.into_iter().filter(leaves).collect(),
-            wanted: if facts.has_kustomizations() {
-                desired(&tenants.settings, namespace, &references)
-            } else {
-                Vec::new()
-            },
-            existing: facts.objects(),
+            wanted,
+            restart: restart.after,
+            existing,
         })
     });
     let Some(look) = look else { return Done::Ok };
@@ -79,13 +87,8 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
     });
     // Who counts the others has to be alone until its own is counted, too.
     let _place = if to_roll { Some(context.places.lock().await) } else { None };
-    let (full, rolling) = context.store(|store| {
-        let others = || store.tenants.iter().filter(|(name, _)| *name != namespace).map(|(_, tenant)| tenant);
-        let full = !store.tenants.get(namespace).is_some_and(Tenant::has_controller)
-            && others().filter(|tenant| tenant.has_controller()).count() >= tenants.most;
-        (full, others().filter(|tenant| !tenant.is_rolled_out()).count())
-    });
-    if full {
+    let beside = context.store(|store| store.beside(namespace));
+    if !beside.has_controller && beside.controllers >= tenants.most {
         let note = format!(
             "{namespace}: no controller is started, since {} tenants have one already; the platform's value \
              tenant.maxTenants limits them",
@@ -96,6 +99,9 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
         return Done::After(WAIT * 12);
     }
     let mut outcome = release(context, queue, namespace, &look.leaving).await;
+    if let (Done::Ok, Some(after)) = (outcome, look.restart) {
+        outcome = Done::After(after);
+    }
     for object in &look.wanted {
         let Some((kind, id)) = identity(object) else { continue };
         let existing = look.existing.get(&(kind, id.clone()));
@@ -107,7 +113,7 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
             continue;
         }
         let rolls = kind == Kind::Deployment && existing.is_some();
-        if rolls && rolling >= tenants.rolling {
+        if rolls && beside.rolling >= tenants.rolling {
             outcome = Done::After(WAIT);
             continue;
         }

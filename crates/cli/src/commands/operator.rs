@@ -132,6 +132,7 @@ impl From<&Tenants> for cozy_operator::Tenants {
             most: flags.tenant_max,
             rolling: flags.tenant_max_rolling.max(1),
             mutation_policy: flags.tenant_mutation_policy,
+            ..Self::default()
         }
     }
 }

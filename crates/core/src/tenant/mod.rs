@@ -4,8 +4,10 @@
 //! keeps the objects is the operator.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use cozy_api::names::{self, LABEL_SHARD};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -15,6 +17,10 @@ pub const LABEL_TENANT: &str = "gitops.cozystack.io/tenant";
 pub const REFERENCE_PREFIX: &str = "gitops-";
 /// Name of the quota; what begins with `gitops` is kept from the tenants' admins by the policy `cozy-gitops-quota`.
 pub const QUOTA: &str = "gitops-sources";
+/// Annotation of a controller's pods: when the Kustomization was deleted on whose account it was started anew.
+pub const ANNOTATION_RESTARTED: &str = "gitops.cozystack.io/restarted-for-deletion-at";
+/// Flux's own.
+pub const FINALIZER: &str = "finalizers.fluxcd.io";
 /// Longest name of a controller that is made of the namespace's name: the names of its ReplicaSets and Pods are longer.
 const LONGEST_NAME: usize = 52;
 
@@ -168,6 +174,62 @@ pub fn desired(settings: &Settings, namespace: &str, references: &References) ->
         network_policy(&metadata(flux, &controller), namespace),
         deployment(settings, &metadata(flux, &controller), namespace, &account, &controller),
     ]
+}
+
+/// When a controller has to be started anew.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Restart {
+    /// The pods' annotation [`ANNOTATION_RESTARTED`]; none: never.
+    pub at: Option<String>,
+    /// Until the next Kustomization may need it.
+    pub after: Option<Duration>,
+}
+
+/// A controller reconciles and deletes a Kustomization one after the other, and a build that never ends (attack class 18)
+/// would keep a deleted Kustomization for ever. So it is started anew for each that it has not let go of after
+/// `patience`: once, since what hangs again is there no more.
+///
+/// `deployment` is the controller as it exists; what its pods are told already stays, or they would roll again.
+#[must_use]
+pub fn restart<'k>(
+    namespace: &str,
+    kustomizations: impl IntoIterator<Item = &'k Value>,
+    deployment: Option<&Value>,
+    patience: Duration,
+    now: Timestamp,
+) -> Restart {
+    let told = deployment
+        .and_then(|deployment| deployment.pointer("/spec/template/metadata/annotations"))
+        .and_then(|annotations| annotations.get(ANNOTATION_RESTARTED)?.as_str()?.parse::<Timestamp>().ok());
+    let mut restart = Restart::default();
+    let mut latest = told;
+    for kustomization in kustomizations {
+        let text = |pointer: &str| kustomization.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+        let held = kustomization
+            .pointer("/metadata/finalizers")
+            .and_then(Value::as_array)
+            .is_some_and(|all| all.iter().any(|name| name == FINALIZER));
+        let Ok(deleted) = text("/metadata/deletionTimestamp").parse::<Timestamp>() else { continue };
+        if !held || text("/metadata/shard") != namespace || told.is_some_and(|told| told >= deleted) {
+            continue;
+        }
+        let waited = Duration::try_from(now.duration_since(deleted)).unwrap_or_default();
+        if waited >= patience {
+            latest = latest.max(Some(deleted));
+        } else {
+            let left = patience.saturating_sub(waited);
+            restart.after = Some(restart.after.map_or(left, |after| after.min(left)));
+        }
+    }
+    restart.at = latest.map(|at| at.to_string());
+    restart
+}
+
+/// Puts [`Restart::at`] on the controller among [`desired`] objects.
+pub fn restarted(objects: &mut [Value], at: &str) {
+    for object in objects.iter_mut().filter(|object| object["kind"] == "Deployment") {
+        object["spec"]["template"]["metadata"]["annotations"] = json!({ ANNOTATION_RESTARTED: at });
+    }
 }
 
 /// What the controller does in the tenant's namespace; it has no rights anywhere else. Found by running it.
@@ -379,5 +441,36 @@ mod tests {
         assert_eq!(pod["metadata"]["labels"][LABEL_TENANT], "tenant-foo");
         assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
         assert!(container["resources"]["limits"]["memory"].is_string());
+    }
+
+    #[test]
+    fn a_controller_that_does_not_let_go_is_started_anew_once() {
+        let patience = Duration::from_secs(180);
+        let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
+        let deleted = |at: &str, shard: &str| json!({ "metadata": { "deletionTimestamp": at, "finalizers": ["x", FINALIZER], "shard": shard } });
+        let look = |kustomizations: &[Value], deployment: Option<&Value>| {
+            restart("tenant-foo", kustomizations, deployment, patience, now)
+        };
+        let long_ago = deleted("2026-01-01T00:10:00Z", "tenant-foo");
+        let lately = deleted("2026-01-01T00:59:00Z", "tenant-foo");
+        let before = Some("2026-01-01T00:10:00Z".to_owned());
+        assert_eq!(look(&[json!({}), json!(null)], None), Restart::default());
+        assert_eq!(look(&[deleted("2026-01-01T00:10:00Z", "tenant-bar")], None), Restart::default());
+        let mut without = long_ago.clone();
+        without["metadata"]["finalizers"] = json!(["x"]);
+        assert_eq!(look(&[without], None), Restart::default());
+        let after = Some(Duration::from_secs(120));
+        assert_eq!(look(&[long_ago.clone(), lately.clone()], None), Restart { at: before.clone(), after });
+        // It is told already: not again, and what it is told stays.
+        let mut objects = desired(&Settings::default(), "tenant-foo", &References::default());
+        restarted(&mut objects, "2026-01-01T00:10:00Z");
+        let controller = find(&objects, "Deployment", "kustomize-controller-tenant-foo").clone();
+        assert_eq!(look(&[long_ago], Some(&controller)), Restart { at: before.clone(), after: None });
+        assert_eq!(look(&[], Some(&controller)), Restart { at: before.clone(), after: None });
+        let later = deleted("2026-01-01T00:20:00Z", "tenant-foo");
+        assert_eq!(look(&[later], Some(&controller)).at.as_deref(), Some("2026-01-01T00:20:00Z"));
+        let mut odd = controller;
+        odd["spec"]["template"]["metadata"]["annotations"][ANNOTATION_RESTARTED] = json!("soon");
+        assert_eq!(look(&[], Some(&odd)), Restart::default());
     }
 }
