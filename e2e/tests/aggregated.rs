@@ -135,7 +135,7 @@ async fn without_the_webhook_an_application_from_git_waits_and_others_do_not() {
     source(&tenant, TENANT, "apps", repository.url(), [json!({}), json!({})]).await;
     has(&stage, &["alice"]).await;
     let cluster = stage.surface.cluster();
-    stage.product.take().unwrap().stop().await;
+    stage.product.take().unwrap().stop(stage.surface.cluster()).await;
     repository.push(&[("b.yaml", &bucket(&["alice", "bob"]))]).await.unwrap();
     eventually("the tenant to be told", async || {
         let told = cluster.kubectl(&["get", "kustomization", "-n", TENANT, "apps", "-o", "json"]).await?;

@@ -136,7 +136,7 @@ async fn rights_come_with_the_enforcement_and_go_with_it() {
         assert!(may(&surface).await, "after {:?}", begin.elapsed());
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;
     }
-    product.stop().await;
+    product.stop(surface.cluster()).await;
     let before = roles.get(EDIT).await.unwrap().metadata.resource_version;
     let product = Product::start(surface.cluster(), tenants()).await;
     tokio::time::sleep(std::time::Duration::from_secs(8)).await;
@@ -152,7 +152,7 @@ async fn rights_come_with_the_enforcement_and_go_with_it() {
     surface.install(&["admission.mutation=webhook", "tenant.fluxAccess=none"]).await.unwrap();
     eventually("nobody has it", || async { !may(&surface).await }).await;
     product.runs();
-    product.stop().await;
+    product.stop(surface.cluster()).await;
 }
 
 /// What the roles wait for is all that the chart brings to confine tenants, whatever is switched on.

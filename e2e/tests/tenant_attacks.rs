@@ -161,7 +161,7 @@ async fn three_ways(stamp: Stamp) {
     runs += run_all(&surface, &cases, Layers::Stamp, &mut wrong).await;
     println!("{} cases, {runs} requests", cases.len());
     if let Some(webhook) = webhook {
-        webhook.stop().await;
+        webhook.stop(surface.cluster()).await;
     }
     assert!(wrong.is_empty(), "{} of {runs} went otherwise:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -109,7 +109,7 @@ async fn in_every_order_everything_goes() {
     }
     // Of one tenant the sources go, and come back to nothing when the operator does.
     tenant(&stage, "tenant-i", url).await;
-    stage.product.take().unwrap().stop().await;
+    stage.product.take().unwrap().stop(stage.surface.cluster()).await;
     for namespace in some {
         delete(&stage, &["namespace", namespace]).await;
     }

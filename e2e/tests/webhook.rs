@@ -114,7 +114,7 @@ async fn every_way_of_writing_is_stamped_and_what_keeps_it_so_is_put_back() {
 
     // Gone, and nothing of the kind is written; back, and all is well.
     let port = webhook.port;
-    webhook.stop().await;
+    webhook.stop(surface.cluster()).await;
     let parameters = PostParams { dry_run: true, field_manager: None };
     let refused = kustomizations.create(&parameters, &typed(&plain("c"))).await.unwrap_err();
     assert!(refusal(&refused).1.contains("kustomizations.gitops.cozystack.io"), "{refused}");
@@ -122,7 +122,7 @@ async fn every_way_of_writing_is_stamped_and_what_keeps_it_so_is_put_back() {
     repositories.create(&PostParams::default(), &typed(&git_repository(TENANT, "s"))).await.unwrap();
     let webhook = Webhook::start_at(&surface, Rotation::default(), port).await;
     answered(&tenant).await;
-    webhook.stop().await;
+    webhook.stop(surface.cluster()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,8 +161,8 @@ async fn certificates_change_under_load_and_no_request_is_refused() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     eprintln!("{requests} requests in {:?}, {} bundles", begin.elapsed(), bundles.len());
-    first.stop().await;
-    second.stop().await;
+    first.stop(surface.cluster()).await;
+    second.stop(surface.cluster()).await;
 }
 
 /// The customizer's guard of Package fields, served.
@@ -237,5 +237,5 @@ async fn the_guard_of_package_fields_refuses_what_takes_them_from_the_chart() {
         by_account.patch("cozystack.linstor", &force, &Patch::Apply(package(5))).await.is_ok()
     })
     .await;
-    webhook.stop().await;
+    webhook.stop(surface.cluster()).await;
 }

@@ -468,6 +468,16 @@ impl Cluster {
         Ok(())
     }
 
+    /// Takes back what [`Cluster::map_endpoint`] did, as an endpoint goes when its pod is stopped.
+    ///
+    /// # Errors
+    /// When the API server refuses it.
+    pub async fn unmap_endpoint(&self, namespace: &str, service: &str, target: u16) -> anyhow::Result<()> {
+        let name = format!("{service}-{target}");
+        self.kubectl(&["delete", "endpointslice", "-n", namespace, &name, "--ignore-not-found"]).await?;
+        Ok(())
+    }
+
     /// Runs kubectl as the administrator and gives what it printed.
     ///
     /// # Errors

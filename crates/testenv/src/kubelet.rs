@@ -22,8 +22,8 @@ use crate::process::{Process, program};
 const SETTLING: Duration = Duration::from_millis(500);
 
 /// Runs the first container of each Deployment in a namespace: the pod template's arguments and environment
-/// (field references resolved), with a real token of its ServiceAccount. A process that ends is started again, a
-/// changed template replaces it, a deleted Deployment stops it, and the Deployment's status tells.
+/// (field references resolved), with a real token of its ServiceAccount. A process that ends is started again, one that
+/// takes more memory than its container's limit is killed, a changed template replaces it, a deleted Deployment stops it, and the Deployment's status tells.
 ///
 /// An image's last path segment up to the tag names the program that `make peers` built
 /// (`ghcr.io/fluxcd/kustomize-controller:v1.9.6` runs `kustomize-controller`). Addresses that a pod would reach by a
@@ -40,6 +40,7 @@ struct Pod {
     process: Option<Process>,
     started: tokio::time::Instant,
     restarts: u32,
+    out_of_memory: u32,
 }
 
 struct Node {
@@ -144,6 +145,11 @@ impl Kubelet {
         self.pods.lock().await.get(name).map_or(0, |pod| pod.restarts)
     }
 
+    /// How often a Deployment's process was killed because it took more memory than its limit.
+    pub async fn out_of_memory(&self, name: &str) -> u32 {
+        self.pods.lock().await.get(name).map_or(0, |pod| pod.out_of_memory)
+    }
+
     /// What a Deployment's process has logged.
     pub async fn log(&self, name: &str) -> String {
         self.pods
@@ -214,6 +220,12 @@ impl Node {
 
     async fn sync(&self, name: &str, pod: &mut Pod) -> anyhow::Result<()> {
         let wanted = pod.deployment.spec.as_ref().and_then(|s| s.replicas).unwrap_or(1) > 0;
+        if let (Some(process), Some(limit)) = (&pod.process, memory_limit(&pod.deployment))
+            && resident(process.id()).is_some_and(|bytes| bytes > limit)
+        {
+            pod.out_of_memory += 1;
+            process.signal("KILL")?;
+        }
         if let Some(process) = &mut pod.process
             && process.check().is_err()
         {
@@ -315,6 +327,29 @@ impl Node {
     }
 }
 
+/// Bytes that the first container may take.
+fn memory_limit(deployment: &Deployment) -> Option<u64> {
+    let pod = deployment.spec.as_ref()?.template.spec.as_ref()?;
+    let quantity = &pod.containers.first()?.resources.as_ref()?.limits.as_ref()?.get("memory")?.0;
+    let (number, unit) =
+        quantity.split_at(quantity.find(|c: char| !c.is_ascii_digit()).unwrap_or(quantity.len()));
+    let factor = match unit {
+        "Ki" => 1 << 10,
+        "Mi" => 1 << 20,
+        "Gi" => 1 << 30,
+        "" => 1,
+        _ => return None,
+    };
+    Some(number.parse::<u64>().ok()? * factor)
+}
+
+/// Bytes of memory that a process takes now.
+fn resident(process: u32) -> Option<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
 fn set(pods: &mut HashMap<String, Pod>, deployment: Deployment) {
     let name = deployment.metadata.name.clone().unwrap_or_default();
     match pods.get_mut(&name) {
@@ -329,7 +364,7 @@ fn set(pods: &mut HashMap<String, Pod>, deployment: Deployment) {
         }
         None => {
             let started = tokio::time::Instant::now();
-            pods.insert(name, Pod { deployment, process: None, started, restarts: 0 });
+            pods.insert(name, Pod { deployment, process: None, started, restarts: 0, out_of_memory: 0 });
         }
     }
 }

@@ -22,6 +22,8 @@ pub(crate) struct Product {
     reconciling: JoinHandle<Result<(), cozy_operator::Error>>,
     /// Port of `/metrics`.
     pub(crate) metrics: u16,
+    /// Port of the webhook.
+    port: u16,
 }
 
 fn free_port() -> u16 {
@@ -51,7 +53,8 @@ impl Product {
         let mut beside = Beside::default();
         let server = Server::bind(webhook, &mut beside.metrics).await.unwrap();
         beside.ready.push(server.ready());
-        cluster.map_endpoint("cozy-system", "cozy-gitops", "webhook", server.address().port()).await.unwrap();
+        let port = server.address().port();
+        cluster.map_endpoint("cozy-system", "cozy-gitops", "webhook", port).await.unwrap();
         let config = Config {
             metrics_bind_address: format!("127.0.0.1:{metrics}"),
             health_probe_bind_address: format!("127.0.0.1:{health}"),
@@ -68,7 +71,7 @@ impl Product {
         };
         let answering = tokio::spawn(server.run(client.clone(), shutdown()));
         let reconciling = tokio::spawn(cozy_operator::run_beside(config, client, beside, shutdown()));
-        let product = Self { stop, answering, reconciling, metrics };
+        let product = Self { stop, answering, reconciling, metrics, port };
         eventually("the product to be ready", async || {
             product.runs();
             Ok(ready.load(Ordering::SeqCst).then_some(()))
@@ -83,7 +86,9 @@ impl Product {
         assert!(!self.answering.is_finished() && !self.reconciling.is_finished(), "it ended");
     }
 
-    pub(crate) async fn stop(self) {
+    /// As a rolling update stops it: out of the endpoints first.
+    pub(crate) async fn stop(self, cluster: &Cluster) {
+        cluster.unmap_endpoint("cozy-system", "cozy-gitops", self.port).await.unwrap();
         let _ = self.stop.send(true);
         let both = async {
             self.answering.await.unwrap().unwrap();
@@ -139,7 +144,9 @@ impl Webhook {
         Self { stop: Some(stop), task, port: address.port() }
     }
 
-    pub(crate) async fn stop(mut self) {
+    /// As a rolling update stops it: out of the endpoints first.
+    pub(crate) async fn stop(mut self, cluster: &Cluster) {
+        cluster.unmap_endpoint("cozy-system", "cozy-gitops", self.port).await.unwrap();
         let _ = self.stop.take().unwrap().send(());
         self.task.await.unwrap().unwrap();
     }
@@ -238,7 +245,7 @@ impl Stage {
     pub(crate) async fn stop(self) {
         if let Some(product) = self.product {
             product.runs();
-            product.stop().await;
+            product.stop(self.surface.cluster()).await;
         }
     }
 }
