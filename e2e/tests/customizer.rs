@@ -6,6 +6,7 @@ mod operator_support;
 
 use admin::{NAME, SYSTEM};
 use anyhow::Result;
+use cozy_e2e::snapshot::expect;
 use cozy_testenv::{Cluster, Flux, GitServer, eventually};
 use k8s_openapi::api::authorization::v1::{
     ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
@@ -97,16 +98,6 @@ async fn matrix(client: &Client) -> Result<String> {
     Ok(table)
 }
 
-/// Compares with the recorded table; `UPDATE_SNAPSHOTS=1` records.
-fn expect(name: &str, actual: &str) {
-    let file = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots").join(name);
-    if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
-        std::fs::write(&file, actual).unwrap();
-    }
-    let recorded = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(recorded == actual, "{} differs; now it is:\n{actual}", file.display());
-}
-
 /// Waits until the API server's copy of the RBAC objects answers so.
 async fn until_allowed(
     client: &Client,
@@ -135,7 +126,7 @@ async fn the_account_may_do_what_is_written_and_no_more() {
     until_allowed(&account, "patch", "cozystack.io", "packages", "", true).await;
     until_allowed(&account, "delete", "", "secrets", "cozy-customizer", true).await;
     until_allowed(&account, "delete", "", "secrets", SYSTEM, true).await;
-    expect("customizer-rights.txt", &matrix(&account).await.unwrap());
+    expect("customizer-rights.txt", &matrix(&account).await.unwrap()).unwrap();
 
     // kubectl asks the same and is told the same.
     let user = format!("--as=system:serviceaccount:{SYSTEM}:{NAME}");
@@ -173,18 +164,18 @@ async fn the_account_may_do_what_is_written_and_no_more() {
     }]});
     admin::enable(&cluster, &values).await.unwrap();
     until_allowed(&account, "patch", "cert-manager.io", "clusterissuers", "", true).await;
-    expect("customizer-rights-extra.txt", &matrix(&account).await.unwrap());
+    expect("customizer-rights-extra.txt", &matrix(&account).await.unwrap()).unwrap();
 
     // cluster-admin is just that, and goes again.
     values["rbac"] = json!({"clusterAdmin": true});
     admin::enable(&cluster, &values).await.unwrap();
     until_allowed(&account, "delete", "", "nodes", "", true).await;
-    expect("customizer-rights-cluster-admin.txt", &matrix(&account).await.unwrap());
+    expect("customizer-rights-cluster-admin.txt", &matrix(&account).await.unwrap()).unwrap();
     values["rbac"] = json!({"clusterAdmin": false});
     admin::enable(&cluster, &values).await.unwrap();
     until_allowed(&account, "delete", "", "nodes", "", false).await;
     until_allowed(&account, "patch", "cert-manager.io", "clusterissuers", "", false).await;
-    expect("customizer-rights.txt", &matrix(&account).await.unwrap());
+    expect("customizer-rights.txt", &matrix(&account).await.unwrap()).unwrap();
 
     supply_chain_guard(&cluster, &account, values).await.unwrap();
 }
