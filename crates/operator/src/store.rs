@@ -246,11 +246,19 @@ impl Tenant {
     }
 }
 
-/// Whether a Deployment runs what it was told last.
+/// Whether a Deployment is not on the way to what it was told last any more. One that fails after it has run, as a
+/// tenant's repository can make it, must not keep the others' upgrades waiting, and one that never ran does so no longer
+/// than its `progressDeadlineSeconds`.
 fn is_rolled_out(deployment: &Value) -> bool {
     let number = |pointer: &str| deployment.pointer(pointer).and_then(Value::as_i64).unwrap_or_default();
+    let conditions = deployment.pointer("/status/conditions").and_then(Value::as_array);
+    let reason = conditions
+        .and_then(|all| all.iter().find(|condition| condition["type"] == "Progressing"))
+        .and_then(|condition| condition["reason"].as_str());
     number("/status/observedGeneration") == number("/metadata/generation")
-        && number("/status/availableReplicas") > 0
+        && number("/status/updatedReplicas") > 0
+        && (number("/status/availableReplicas") > 0
+            || matches!(reason, Some("NewReplicaSetAvailable" | "ProgressDeadlineExceeded")))
 }
 
 /// Which tenants have a controller. Kept with every change, so that a look at one tenant does not read those of all.
@@ -258,7 +266,7 @@ fn is_rolled_out(deployment: &Value) -> bool {
 struct Controllers {
     /// All of them.
     there: HashSet<String>,
-    /// Those that do not run what they were told last.
+    /// Those that are on the way to what they were told last.
     rolling: HashSet<String>,
 }
 
@@ -269,7 +277,9 @@ pub(crate) struct Beside {
     pub(crate) has_controller: bool,
     /// Others that have one.
     pub(crate) controllers: usize,
-    /// Others whose controller is being rolled, or does not run.
+    /// The tenant's own controller is being rolled, so that rolling it takes nothing more away.
+    pub(crate) is_rolling: bool,
+    /// Others whose controller is being rolled.
     pub(crate) rolling: usize,
 }
 
@@ -636,6 +646,7 @@ impl Store {
         Beside {
             has_controller: there.contains(tenant),
             controllers: others(there),
+            is_rolling: rolling.contains(tenant),
             rolling: others(rolling),
         }
     }
@@ -886,13 +897,18 @@ mod tests {
                     "namespace": "cozy-fluxcd", "name": name, "resourceVersion": version.to_string(), "generation": 1,
                     "labels": { LABEL_TENANT: tenant },
                 },
-                "status": { "observedGeneration": 1, "availableReplicas": available },
+                "status": { "observedGeneration": 1, "updatedReplicas": 1, "availableReplicas": available },
             })
         };
         store.apply(Kind::Deployment, deployment("tenant-a", "a", 1, 0));
         store.apply(Kind::Deployment, deployment("tenant-b", "b", 2, 1));
-        let beside = |has_controller, controllers, rolling| Beside { has_controller, controllers, rolling };
-        assert_eq!(store.beside("tenant-a"), beside(true, 1, 0));
+        let beside = |has_controller, controllers, rolling| Beside {
+            has_controller,
+            controllers,
+            is_rolling: false,
+            rolling,
+        };
+        assert_eq!(store.beside("tenant-a"), Beside { is_rolling: true, ..beside(true, 1, 0) });
         assert_eq!(store.beside("tenant-b"), beside(true, 1, 1));
         assert_eq!(store.beside("tenant-c"), beside(false, 2, 1));
         store.apply(Kind::Deployment, deployment("tenant-a", "a", 3, 1));
@@ -905,5 +921,24 @@ mod tests {
         assert_eq!(store.remove(Kind::Deployment, &id, Some("5")), [Key::Tenant("tenant-c".to_owned())]);
         assert_eq!(store.remove(Kind::Deployment, &id, Some("5")), []);
         assert_eq!(store.beside("tenant-c"), beside(false, 1, 0));
+    }
+
+    #[test]
+    fn only_who_is_on_the_way_is_rolling() {
+        let deployment = |observed: u32, updated: u32, available: u32, reason: &str| {
+            json!({ "metadata": { "generation": 2 }, "status": {
+                "observedGeneration": observed, "updatedReplicas": updated, "availableReplicas": available,
+                "conditions": [{ "type": "Available", "reason": "x" }, { "type": "Progressing", "reason": reason }],
+            } })
+        };
+        assert!(!is_rolled_out(&json!({ "metadata": { "generation": 1 } })));
+        assert!(is_rolled_out(&deployment(2, 1, 1, "ReplicaSetUpdated")));
+        // Not seen yet; the old one is not gone; the new one does not run yet.
+        assert!(!is_rolled_out(&deployment(1, 1, 1, "NewReplicaSetAvailable")));
+        assert!(!is_rolled_out(&deployment(2, 0, 0, "NewReplicaSetAvailable")));
+        assert!(!is_rolled_out(&deployment(2, 1, 0, "ReplicaSetUpdated")));
+        // It ran and fails since; it never ran.
+        assert!(is_rolled_out(&deployment(2, 1, 0, "NewReplicaSetAvailable")));
+        assert!(is_rolled_out(&deployment(2, 1, 0, "ProgressDeadlineExceeded")));
     }
 }

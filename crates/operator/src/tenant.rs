@@ -113,7 +113,7 @@ pub(crate) async fn tenant(context: &Context, queue: &Queue, namespace: &str) ->
             continue;
         }
         let rolls = kind == Kind::Deployment && existing.is_some();
-        if rolls && beside.rolling >= tenants.rolling {
+        if rolls && !beside.is_rolling && beside.rolling >= tenants.rolling {
             outcome = Done::After(WAIT);
             continue;
         }

@@ -23,7 +23,8 @@ const SETTLING: Duration = Duration::from_millis(500);
 
 /// Runs the first container of each Deployment in a namespace: the pod template's arguments and environment
 /// (field references resolved), with a real token of its ServiceAccount. A process that ends is started again, one that
-/// takes more memory than its container's limit is killed, a changed template replaces it, a deleted Deployment stops it, and the Deployment's status tells.
+/// takes more memory than its container's limit is killed, a changed template replaces it, a deleted Deployment stops it,
+/// and the Deployment's status tells.
 ///
 /// An image's last path segment up to the tag names the program that `make peers` built
 /// (`ghcr.io/fluxcd/kustomize-controller:v1.9.6` runs `kustomize-controller`). Addresses that a pod would reach by a
@@ -41,6 +42,8 @@ struct Pod {
     started: tokio::time::Instant,
     restarts: u32,
     out_of_memory: u32,
+    /// The generation that became ready.
+    rolled: Option<i64>,
 }
 
 struct Node {
@@ -242,15 +245,26 @@ impl Node {
         let known = pod.deployment.status.as_ref();
         let told = known.and_then(|s| s.ready_replicas).unwrap_or(0);
         let generation = pod.deployment.metadata.generation;
+        if ready > 0 {
+            pod.rolled = generation;
+        }
+        let progressing =
+            if pod.rolled == generation { "NewReplicaSetAvailable" } else { "ReplicaSetUpdated" };
         if told != ready || known.and_then(|s| s.observed_generation) != generation {
             let status = json!({ "status": {
                 "observedGeneration": generation, "replicas": i32::from(wanted), "updatedReplicas": i32::from(wanted),
                 "readyReplicas": ready, "availableReplicas": ready, "unavailableReplicas": i32::from(wanted) - ready,
-                "conditions": [{
-                    "type": "Available", "status": if ready == i32::from(wanted) { "True" } else { "False" },
-                    "reason": if ready == i32::from(wanted) { "MinimumReplicasAvailable" } else { "MinimumReplicasUnavailable" },
-                    "message": "", "lastTransitionTime": k8s_openapi::jiff::Timestamp::now().to_string(),
-                }],
+                "conditions": [
+                    {
+                        "type": "Available", "status": if ready == i32::from(wanted) { "True" } else { "False" },
+                        "reason": if ready == i32::from(wanted) { "MinimumReplicasAvailable" } else { "MinimumReplicasUnavailable" },
+                        "message": "", "lastTransitionTime": k8s_openapi::jiff::Timestamp::now().to_string(),
+                    },
+                    {
+                        "type": "Progressing", "status": "True", "reason": progressing,
+                        "message": "", "lastTransitionTime": k8s_openapi::jiff::Timestamp::now().to_string(),
+                    },
+                ],
             } });
             let api: Api<Deployment> = Api::namespaced(self.kube.clone(), &self.namespace);
             pod.deployment = api.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
@@ -364,7 +378,10 @@ fn set(pods: &mut HashMap<String, Pod>, deployment: Deployment) {
         }
         None => {
             let started = tokio::time::Instant::now();
-            pods.insert(name, Pod { deployment, process: None, started, restarts: 0, out_of_memory: 0 });
+            pods.insert(
+                name,
+                Pod { deployment, process: None, started, restarts: 0, out_of_memory: 0, rolled: None },
+            );
         }
     }
 }
