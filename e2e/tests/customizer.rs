@@ -6,11 +6,9 @@ mod operator_support;
 
 use admin::{NAME, SYSTEM};
 use anyhow::Result;
+use cozy_e2e::rights::{self, Asked};
 use cozy_e2e::snapshot::expect;
 use cozy_testenv::{Cluster, Flux, GitServer, eventually};
-use k8s_openapi::api::authorization::v1::{
-    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
-};
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -59,43 +57,9 @@ const RESOURCES: [(&str, &str, &str); 37] = [
     ("cert-manager.io", "clusterissuers", ""),
 ];
 
-/// One question of `kubectl auth can-i`.
-async fn can(client: &Client, verb: &str, group: &str, resource: &str, namespace: &str) -> Result<bool> {
-    let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
-    let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
-    let review = SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec {
-            resource_attributes: Some(ResourceAttributes {
-                group: some(group),
-                resource: some(resource),
-                subresource: some(subresource),
-                namespace: some(namespace),
-                verb: some(verb),
-                ..ResourceAttributes::default()
-            }),
-            ..SelfSubjectAccessReviewSpec::default()
-        },
-        ..SelfSubjectAccessReview::default()
-    };
-    let answer = Api::all(client.clone()).create(&PostParams::default(), &review).await?;
-    Ok(answer.status.is_some_and(|status| status.allowed))
-}
-
-/// The answers as a table.
 async fn matrix(client: &Client) -> Result<String> {
-    let mut table = format!("{:<56} {:<16} {}\n", "RESOURCE", "NAMESPACE", VERBS.join(" "));
-    for (group, resource, namespace) in RESOURCES {
-        let mut answers = Vec::new();
-        for verb in VERBS {
-            let allowed = can(client, verb, group, resource, namespace).await?;
-            answers.push(format!("{:<width$}", if allowed { "yes" } else { "-" }, width = verb.len()));
-        }
-        let name = if group.is_empty() { resource.to_owned() } else { format!("{resource}.{group}") };
-        let namespace = if namespace.is_empty() { "-" } else { namespace };
-        table += format!("{name:<56} {namespace:<16} {}", answers.join(" ")).trim_end();
-        table.push('\n');
-    }
-    Ok(table)
+    let about = RESOURCES.map(|(group, resource, namespace)| Asked { group, resource, namespace, name: "" });
+    rights::matrix(client, &VERBS, &about).await
 }
 
 /// Waits until the API server's copy of the RBAC objects answers so.
@@ -109,7 +73,8 @@ async fn until_allowed(
 ) {
     let what = format!("the right to {verb} {resource} to be {wanted}");
     eventually(&what, async || {
-        Ok((can(client, verb, group, resource, namespace).await? == wanted).then_some(()))
+        let asked = Asked { group, resource, namespace, name: "" };
+        Ok((rights::can(client, verb, asked).await? == wanted).then_some(()))
     })
     .await
     .unwrap();
