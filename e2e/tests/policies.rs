@@ -386,6 +386,9 @@ async fn platform_writes_pass(surface: &Surface) {
 }
 
 async fn without_warnings_of_the_type_checker(surface: &Surface) {
+    let chart = surface::template(&[]);
+    let wanted = chart.iter().filter(|object| object["kind"] == "ValidatingAdmissionPolicy").count();
+    assert!(wanted > 5);
     let policies = api(&surface.admin, "ValidatingAdmissionPolicy", None);
     surface::eventually("all policies are type-checked", || async {
         let policies = policies.list(&Default::default()).await.unwrap();
@@ -400,7 +403,7 @@ async fn without_warnings_of_the_type_checker(surface: &Surface) {
             assert!(status["typeChecking"].get("expressionWarnings").is_none(), "{status}");
             count += usize::from(status.get("typeChecking").is_some());
         }
-        all == 8 && count == all
+        all == wanted && count == all
     })
     .await;
 }
@@ -508,4 +511,60 @@ async fn fails_closed_without_the_webhook() {
     kustomizations.delete("before", &DeleteParams::default()).await.unwrap();
     let none = json!({ "metadata": { "finalizers": null } });
     kustomizations.patch("before", &PatchParams::default(), &Patch::Merge(none)).await.unwrap();
+}
+
+/// What a tenant is told: the rule, which docs/tenant-surface.md explains, the field, and what would pass.
+#[test]
+fn every_refusal_says_which_rule_which_field_and_what_passes() {
+    let page = std::fs::read_to_string(surface::repository("docs/tenant-surface.md")).unwrap();
+    let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+    let explained = |rule: &str| {
+        let (prefix, rest) = rule.split_once('-').unwrap_or((rule, ""));
+        rows.iter().filter_map(|row| row.split('|').nth(1)).any(|rules| {
+            rules.contains(&format!("`{rule}`"))
+                || rules.contains(&format!("`{prefix}-")) && rules.contains(&format!("`-{rest}`"))
+        })
+    };
+    let passes = [
+        "must be",
+        "must begin",
+        "must name",
+        "must have",
+        "leave",
+        "at most",
+        "such as",
+        "only ",
+        "use ",
+        "make it",
+        "no label",
+        "beginning with",
+        "stays until",
+    ];
+    let mut rules = std::collections::BTreeSet::new();
+    for policy in surface::template(&["admission.mutation=both"]) {
+        if policy["kind"] != "ValidatingAdmissionPolicy" {
+            continue;
+        }
+        let name = policy["metadata"]["name"].as_str().unwrap();
+        for validation in policy["spec"]["validations"].as_array().unwrap() {
+            let text = validation["message"].as_str().or(validation["messageExpression"].as_str());
+            let text = text.unwrap_or_else(|| panic!("{name}: {validation} says nothing"));
+            // A CEL expression begins with the text that every refusal of the rule begins with.
+            let text = text.trim_start_matches('\'');
+            let (rule, rest) = text
+                .strip_prefix('[')
+                .and_then(|text| text.split_once("] "))
+                .unwrap_or_else(|| panic!("{name}: no rule: {text}"));
+            let (field, says) = rest.split_once(':').unwrap_or_else(|| panic!("{name}: no field: {text}"));
+            assert!(
+                ["spec.", "metadata", "kind", "type", "dryRun"].iter().any(|start| field.starts_with(start)),
+                "{name}: {field:?} is no field: {text}"
+            );
+            assert!(passes.iter().any(|word| says.contains(word)), "{name}: says not what passes: {text}");
+            assert!(explained(rule), "docs/tenant-surface.md does not explain {rule}");
+            assert!(["Forbidden", "Invalid"].contains(&validation["reason"].as_str().unwrap_or("Invalid")));
+            rules.insert(rule.to_owned());
+        }
+    }
+    assert!(rules.len() > 30, "{rules:?}");
 }

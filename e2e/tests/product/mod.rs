@@ -144,6 +144,12 @@ impl Webhook {
         Self { stop: Some(stop), task, port: address.port() }
     }
 
+    /// As a node takes it along: no word, and its endpoint stays.
+    pub(crate) async fn die(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+
     /// As a rolling update stops it: out of the endpoints first.
     pub(crate) async fn stop(mut self, cluster: &Cluster) {
         cluster.unmap_endpoint("cozy-system", "cozy-gitops", self.port).await.unwrap();

@@ -76,7 +76,7 @@ namespaceSelector:
 
 {{- /* What has to be in force before a tenant gets any right. A test holds it against what the chart renders. */}}
 {{- define "cozy-gitops.admission.enforcedBy" -}}
-{{- $policies := list "applications" "flux-kinds" "gitrepositories" "kustomizations" "quota" "secrets" }}
+{{- $policies := list "applications" "flux-kinds" "gitrepositories" "kustomizations" "metadata" "quota" "secrets" }}
 {{- if .Values.admission.dryRunGuard.enabled }}{{ $policies = append $policies "dry-run" }}{{ end }}
 {{- $all := list }}
 {{- range $policies }}{{ $all = append $all (printf "ValidatingAdmissionPolicy/cozy-gitops-%s" .) }}{{ end }}
