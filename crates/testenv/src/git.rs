@@ -111,6 +111,7 @@ impl GitServer {
         git(self.supervisor.dir(), &["init", "-q", "--bare", "-b", "main", &bare.display().to_string()])
             .await?;
         git(&bare, &["config", "http.receivepack", "true"]).await?;
+        git(&bare, &["config", "receive.denyDeleteCurrent", "ignore"]).await?;
         git(self.supervisor.dir(), &["init", "-q", "-b", "main", &work.display().to_string()]).await?;
         git(&work, &["remote", "add", "origin", &bare.display().to_string()]).await?;
         let scheme = if self.ca_pem.is_some() { "https" } else { "http" };
