@@ -40,8 +40,10 @@ fn object(repository: &Repository, kind: &str, content: &[u8]) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
 
-/// A tree of entries: mode, name, object.
-fn tree(repository: &Repository, entries: &[(&str, &str, &[u8])]) -> Vec<u8> {
+/// Of a tree: mode, name, object.
+type Entry<'a> = (&'a str, &'a str, &'a [u8]);
+
+fn tree(repository: &Repository, entries: &[Entry<'_>]) -> Vec<u8> {
     let mut content = Vec::new();
     for (mode, name, id) in entries {
         content.extend_from_slice(format!("{mode} {name}\0").as_bytes());
@@ -70,7 +72,7 @@ async fn odd(repository: &Repository) -> Vec<String> {
     let git_dir = tree(repository, &[("100644", "config", &config)]);
     let long = "n".repeat(5000);
     let file = "100644";
-    let branches: Vec<(&str, Vec<(&str, &str, &[u8])>)> = vec![
+    let branches: Vec<(&str, Vec<Entry<'_>>)> = vec![
         ("upwards", vec![("40000", "..", &in_tree)]),
         ("here", vec![("40000", ".", &in_tree)]),
         ("slash", vec![(file, "../../evil.yaml", &evil)]),
