@@ -5,6 +5,7 @@
 //! the moment at which it was due, so that one that waits for another is not left out.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, clippy::print_stderr)]
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command};
@@ -90,7 +91,7 @@ async fn measure() {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     };
-    let mut connections = Vec::new();
+    let mut connections = VecDeque::new();
     for _ in 0..CONNECTIONS {
         let connection = loop {
             match connect(address, made.cert.der()).await {
@@ -98,7 +99,7 @@ async fn measure() {
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         };
-        connections.push(connection);
+        connections.push_back(connection);
     }
     let connections = Arc::new(Mutex::new(connections));
     println!(
@@ -163,7 +164,7 @@ async fn connect(
 }
 
 /// The times of all reviews, each from when it was due.
-async fn load(connections: &Arc<Mutex<Vec<TlsStream<TcpStream>>>>) -> Vec<Duration> {
+async fn load(connections: &Arc<Mutex<VecDeque<TlsStream<TcpStream>>>>) -> Vec<Duration> {
     let free = Arc::new(Semaphore::new(CONNECTIONS));
     let begin = Instant::now();
     let mut tasks = Vec::new();
@@ -173,10 +174,11 @@ async fn load(connections: &Arc<Mutex<Vec<TlsStream<TcpStream>>>>) -> Vec<Durati
         let (connections, free) = (connections.clone(), free.clone());
         tasks.push(tokio::spawn(async move {
             let _permit = free.acquire().await.unwrap();
-            let mut connection = connections.lock().await.pop().unwrap();
+            // In turn: the server closes those that nobody uses for a while.
+            let mut connection = connections.lock().await.pop_front().unwrap();
             review(&mut connection, number).await;
             let took = due.elapsed();
-            connections.lock().await.push(connection);
+            connections.lock().await.push_back(connection);
             took
         }));
     }
