@@ -30,6 +30,7 @@ const A_SECOND: u32 = 500;
 const SECONDS: u32 = 20;
 /// Connections that an API server would hold.
 const CONNECTIONS: usize = 16;
+const WRITERS: u32 = 8;
 
 fn main() {
     let _ = rustls::crypto::ring::default_provider().install_default();
@@ -106,19 +107,25 @@ async fn measure() {
         "| API server | reviews/s | p50 ms | p99 ms | slowest ms | peak MB |\n|---|---|---|---|---|---|"
     );
     print("idle", load(&connections).await, &process);
-    let (over, writes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let writers: Vec<_> = (0..8)
-        .map(|number| tokio::spawn(write(cluster.admin(), number, over.clone(), writes.clone())))
-        .collect();
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    let (before, begin) = (writes.load(Ordering::SeqCst), Instant::now());
-    let times = load(&connections).await;
-    let done = writes.load(Ordering::SeqCst) - before;
-    let busy = format!("{} writes/s", done / begin.elapsed().as_secs().max(1));
-    print(&busy, times, &process);
-    over.store(true, Ordering::SeqCst);
-    for writer in writers {
-        writer.await.unwrap();
+    // As many writes as reviews, which is what that many reviews come from; then as many as the API server takes.
+    for pace in [Some(A_SECOND), None] {
+        let (over, writes) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let writers: Vec<_> = (0..WRITERS)
+            .map(|number| {
+                let pause = pace.map(|pace| Duration::from_secs(1) * WRITERS / pace);
+                tokio::spawn(write(cluster.admin(), number, pause, over.clone(), writes.clone()))
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let (before, begin) = (writes.load(Ordering::SeqCst), Instant::now());
+        let times = load(&connections).await;
+        let done = writes.load(Ordering::SeqCst) - before;
+        let busy = format!("{} writes/s", done / begin.elapsed().as_secs().max(1));
+        print(&busy, times, &process);
+        over.store(true, Ordering::SeqCst);
+        for writer in writers {
+            writer.await.unwrap();
+        }
     }
 }
 
@@ -134,19 +141,27 @@ fn print(server: &str, mut times: Vec<Duration>, process: &Process) {
     );
 }
 
-/// ConfigMaps, as fast as they are taken.
-async fn write(client: kube::Client, number: usize, over: Arc<AtomicBool>, writes: Arc<AtomicU64>) {
-    let mut count = 0_u64;
+/// ConfigMaps: one every so often, or as fast as they are taken.
+async fn write(
+    client: kube::Client,
+    number: u32,
+    pause: Option<Duration>,
+    over: Arc<AtomicBool>,
+    writes: Arc<AtomicU64>,
+) {
+    let mut pace = pause.map(tokio::time::interval);
     while !over.load(Ordering::SeqCst) {
+        if let Some(pace) = &mut pace {
+            pace.tick().await;
+        }
         let object = json!({
-            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": format!("load-{number}-{count}") },
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "generateName": format!("load-{number}-") },
             "data": { "a": "x".repeat(1000) },
         });
         let object: DynamicObject = serde_json::from_value(object).unwrap();
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("", "v1", "ConfigMap"));
         let maps = Api::<DynamicObject>::namespaced_with(client.clone(), "default", &resource);
         maps.create(&PostParams::default(), &object).await.unwrap();
-        count += 1;
         writes.fetch_add(1, Ordering::SeqCst);
     }
 }

@@ -170,7 +170,7 @@ async fn fields(tenant: &Client) {
             "by name",
         ),
         (json!({ "interval": "1ms" }), "[git-interval] spec.interval", "30s and 24h"),
-        (json!({ "timeout": "100m" }), "[git-timeout] spec.timeout", "1s and 10m"),
+        (json!({ "timeout": "100m" }), "[git-timeout] spec.timeout", "1s and 60s"),
     ];
     for (patch, rule, passes) in cases {
         let object = with(git_repository(TENANT, "a"), json!({ "spec": patch }));
