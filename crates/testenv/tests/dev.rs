@@ -78,6 +78,33 @@ fn up_gives_a_working_control_plane_and_down_leaves_nothing() {
     let wait = ["wait", "helmrelease/storage", "-n", "cozy-storage", "--timeout=120s"];
     kubectl(&[&wait[..], &["--for=jsonpath={.spec.values.autoDiskful.minutes}=5"]].concat());
 
+    // And as the tenant.
+    let tenant = after("--kubeconfig ");
+    let team = scratch.dir().join("team");
+    let team = team.to_str().unwrap();
+    git(&[
+        "clone",
+        "--quiet",
+        told.split("git clone ").nth(2).unwrap().split_whitespace().next().unwrap(),
+        team,
+    ]);
+    let file = Path::new(team).join("cache.yaml");
+    let application = std::fs::read_to_string(&file).unwrap();
+    assert!(application.contains("replicas: 2"));
+    std::fs::write(&file, application.replace("replicas: 2", "replicas: 3")).unwrap();
+    git(&["-C", team, "commit", "--quiet", "-am", "larger"]);
+    git(&["-C", team, "push", "--quiet"]);
+    let wait = ["wait", "redis/cache", "-n", "tenant-demo", "--timeout=120s"];
+    kubectl(&[&wait[..], &["--for=jsonpath={.spec.replicas}=3"]].concat());
+    let patch = told.split("tenant patch ").nth(1).unwrap().lines().next().unwrap();
+    let arguments = patch.split_whitespace().map(|argument| argument.trim_matches('\''));
+    let refused = Command::new(program("kubectl").unwrap())
+        .args(["--kubeconfig", &tenant, "--namespace", "tenant-demo", "patch"])
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(text(&refused.stderr).contains("[kustomization-target]"), "{}", text(&refused.stderr));
+
     let down = cozy_dev(&directory, "down");
     assert!(text(&down.stdout).contains("stopped; nothing is left behind"), "{}", text(&down.stderr));
     assert!(!directory.exists() && !Path::new(&kubeconfig).exists());

@@ -18,6 +18,9 @@ use serde_json::{Value, json};
 /// Of the product's own ports, which the pod's address keeps apart in a cluster.
 const METRICS: u16 = 8080;
 const HEALTH: u16 = 8081;
+const WEBHOOK: u16 = 9443;
+/// A tenant, and its account, which Cozystack names like it.
+const TENANT: &str = "tenant-demo";
 
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
@@ -110,7 +113,7 @@ fn status() -> anyhow::Result<()> {
     let text = |key: &str| state[key].as_str().unwrap_or_default();
     print!(
         "A control plane runs, with Flux, a git server and cozy-gitops in the place of the cozystack-operator; the\n\
-         packages of examples/platform are installed and overridden from git.\n\n  \
+         packages of examples/platform are installed and overridden from git, and a tenant has a repository of its own.\n\n  \
            export KUBECONFIG={kubeconfig} PATH={bin}:$PATH\n\n\
          What to try:\n\n  \
            kubectl get packages                     # OVERRIDES tells which are overridden\n  \
@@ -121,11 +124,24 @@ fn status() -> anyhow::Result<()> {
            git -C admin commit -am faster\n  \
            git -C admin push\n  \
            kubectl get helmrelease -n cozy-storage storage -o yaml -w   # in a few seconds\n\n\
+         As the tenant {TENANT}, whose repository is below:\n\n  \
+           alias tenant='kubectl --kubeconfig {tenant} -n {TENANT}'\n  \
+           tenant get gitrepositories,kustomizations,redises\n  \
+           kubectl get deployments -n cozy-fluxcd   # the tenant's own controller\n\n  \
+           git clone {team} team\n  \
+           sed -i 's/replicas: 2/replicas: 3/' team/cache.yaml\n  \
+           git -C team commit -am larger\n  \
+           git -C team push\n  \
+           tenant get redis cache -o yaml -w        # within the interval of 5 s\n\n  \
+           # refused, with the reason:\n  \
+           tenant patch kustomization apps --type=merge -p '{{\"spec\":{{\"targetNamespace\":\"tenant-other\"}}}}'\n\n\
          Logs of every part are in {logs}. There are no nodes and no helm-controller: a HelmRelease is as far\n\
          as it goes. `make down` stops everything.\n",
         kubeconfig = text("kubeconfig"),
         bin = cache().join("bin").display(),
         git = text("git"),
+        tenant = text("tenant"),
+        team = text("team"),
         logs = text("logs"),
     );
     Ok(())
@@ -148,7 +164,7 @@ async fn serve() -> anyhow::Result<()> {
 }
 
 struct Parts {
-    _kubelet: Kubelet,
+    _kubelets: [Kubelet; 2],
     _flux: Flux,
     _source_watcher: SourceWatcher,
     _git: GitServer,
@@ -169,37 +185,65 @@ async fn start() -> anyhow::Result<Parts> {
     let repository = admin_repository(&git).await?;
     step("installing the operator (chart system/cozy-gitops) and the packages of examples/platform");
     let source_watcher = SourceWatcher::start(&cluster, &root().join("examples/charts/packages")).await?;
-    let kubelet = install_operator(&cluster)?;
+    // The chart of the operator reads Cozystack's roles of tenants, to which it adds.
+    cluster.apply(&text("e2e/fixtures/cozystack-tenant-roles.yaml")?).await?;
+    let kubelet = install_operator(&cluster).await?;
+    let controllers = Kubelet::builder(&cluster, "cozy-fluxcd")
+        .argument("--health-addr=127.0.0.1:0")
+        .argument("--metrics-addr=127.0.0.1:0")
+        .start();
     cluster.apply_dir(&root().join("examples/platform")).await?;
     step("installing the admin's surface (chart system/customizer) on the repository");
     install_customizer(&cluster, &repository)?;
     if let Err(error) = overridden(&cluster).await {
-        let operator = kubelet.log("cozy-gitops").await;
-        let operator: Vec<&str> = operator.lines().collect();
         bail!(
             "{error:#}\n{}\nthe end of the operator's log:\n{}\nof source-controller's:\n{}\nof kustomize-controller's:\n{}",
             cluster.kubectl(&["get", "gitrepositories,kustomizations,packages,packagevalues", "-A"]).await?,
-            operator.get(operator.len().saturating_sub(25)..).unwrap_or_default().join("\n"),
+            end(&kubelet.log("cozy-gitops").await),
             flux.source_controller().log_tail(),
             flux.kustomize_controller().log_tail(),
+        );
+    }
+    step("giving the tenant tenant-demo its repository (examples/tenant)");
+    let team = git.repository("team").await?;
+    team.push(&[("cache.yaml", &text("examples/tenant/apps/cache.yaml")?)]).await?;
+    let tenant = tenant(&cluster, &team).await?;
+    if let Err(error) = applied(&cluster).await {
+        let told = cluster.kubectl(&["get", "gitrepositories,kustomizations,redises", "-n", TENANT]).await?;
+        bail!(
+            "{error:#}\n{told}\nthe end of the operator's log:\n{}",
+            end(&kubelet.log("cozy-gitops").await)
         );
     }
     let state = json!({
         "pid": std::process::id(),
         "kubeconfig": cluster.admin_kubeconfig()?.display().to_string(),
         "git": repository.url(),
+        "tenant": tenant.display().to_string(),
+        "team": team.url(),
         "logs": cluster.dir().display().to_string(),
     });
     let path = directory().join("state.json");
     std::fs::write(path.with_extension("new"), state.to_string())?;
     std::fs::rename(path.with_extension("new"), &path)?;
     Ok(Parts {
-        _kubelet: kubelet,
+        _kubelets: [kubelet, controllers],
         _flux: flux,
         _source_watcher: source_watcher,
         _git: git,
         _cluster: cluster,
     })
+}
+
+/// The last lines of a log.
+fn end(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines.get(lines.len().saturating_sub(25)..).unwrap_or_default().join("\n")
+}
+
+/// A file of the work tree.
+fn text(path: &str) -> anyhow::Result<String> {
+    std::fs::read_to_string(root().join(path)).with_context(|| path.to_owned())
 }
 
 /// The work tree that this was built from.
@@ -246,7 +290,7 @@ fn helm(
     Ok(())
 }
 
-fn install_operator(cluster: &Cluster) -> anyhow::Result<Kubelet> {
+async fn install_operator(cluster: &Cluster) -> anyhow::Result<Kubelet> {
     let product = std::env::current_exe()?.with_file_name("cozy-gitops");
     if !product.exists() {
         bail!("{} is not there; start with `make up`, which builds it", product.display());
@@ -254,16 +298,26 @@ fn install_operator(cluster: &Cluster) -> anyhow::Result<Kubelet> {
     let operator = root().join("packages/system/cozy-gitops/values-operator.yaml");
     let values = json!({
         "image": "cozy-gitops",
-        "operator": { "replicas": 1, "logFormat": "text", "ports": { "metrics": METRICS, "health": HEALTH } },
+        "operator": { "replicas": 1, "logFormat": "text", "ports": { "metrics": METRICS, "health": HEALTH, "webhook": WEBHOOK } },
+        "tenant": {
+            "enabled": true,
+            // The git server of this machine, without TLS; and nobody wants to wait for half a minute.
+            "sources": { "schemes": ["http", "https", "ssh"], "allowedHosts": ["127.0.0.1"] },
+            "bounds": { "minInterval": "1s" },
+        },
+        // There is no Cilium here.
+        "network": { "cilium": { "enabled": false }, "networkPolicy": { "enabled": true } },
     });
     helm(cluster, "cozy-gitops", "cozy-gitops", &["--values", &operator.display().to_string()], &values)?;
-    let port = || -> anyhow::Result<String> {
-        Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
-    };
+    let port =
+        || -> anyhow::Result<u16> { Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port()) };
+    let webhook = port()?;
+    cluster.map_endpoint("cozy-system", "cozy-gitops", "webhook", webhook).await?;
     Ok(Kubelet::builder(cluster, "cozy-system")
         .program("cozy-gitops", product)
-        .map(format!("=:{METRICS}"), format!("={}", port()?))
-        .map(format!("=:{HEALTH}"), format!("={}", port()?))
+        .map(format!("=:{METRICS}"), format!("=127.0.0.1:{}", port()?))
+        .map(format!("=:{HEALTH}"), format!("=127.0.0.1:{}", port()?))
+        .map(format!("=:{WEBHOOK}"), format!("=0.0.0.0:{webhook}"))
         .start())
 }
 
@@ -286,6 +340,52 @@ async fn overridden(cluster: &Cluster) -> anyhow::Result<()> {
         };
         let items = all["items"].as_array().context("no list")?;
         Ok((items.len() == 3 && items.iter().all(merged)).then_some(()))
+    })
+    .await
+}
+
+/// The tenant with its account, which writes its sources itself; gives its kubeconfig.
+async fn tenant(cluster: &Cluster, team: &Repository) -> anyhow::Result<PathBuf> {
+    cluster.create_namespace(TENANT, &[]).await?;
+    let account = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": TENANT, "namespace": TENANT },
+    });
+    let binding = json!({
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+        "metadata": { "name": TENANT, "namespace": TENANT },
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cozy:tenant:super-admin",
+        },
+        "subjects": [{ "kind": "ServiceAccount", "name": TENANT, "namespace": TENANT }],
+    });
+    for object in [account, binding] {
+        cluster.apply_value(object).await?;
+    }
+    let kubeconfig = cluster.kubeconfig(TENANT, &cluster.service_account_token(TENANT, TENANT).await?)?;
+    let sources = text("examples/tenant/sources.yaml")?
+        .replace("https://git.example.com/team/apps.git", team.url())
+        .replace("interval: 30s", "interval: 5s");
+    let file = cluster.dir().join("tenant-sources.yaml");
+    std::fs::write(&file, sources)?;
+    // The operator grants the tenants' rights once it has seen that the admission is in force.
+    eventually("the tenant to be allowed to write its sources", async || {
+        let output = Command::new(program("kubectl")?)
+            .args(["apply", "--filename"])
+            .arg(&file)
+            .env("KUBECONFIG", &kubeconfig)
+            .output()?;
+        anyhow::ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(Some(()))
+    })
+    .await?;
+    Ok(kubeconfig)
+}
+
+/// Waits until the tenant's repository is applied.
+async fn applied(cluster: &Cluster) -> anyhow::Result<()> {
+    eventually("the tenant's application", async || {
+        let get = ["get", "redis", "cache", "-n", TENANT, "--ignore-not-found", "-o", "name"];
+        Ok((!cluster.kubectl(&get).await?.is_empty()).then_some(()))
     })
     .await
 }
