@@ -20,7 +20,7 @@ use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use product::{Stage, source, tenants};
-use surface::{Surface, TENANT, api, bare, kustomization, merge, typed};
+use surface::{Surface, TENANT, api, bare, kustomization, make, merge};
 
 /// The tenant whose commits are timed.
 const OTHER: &str = "tenant-bar";
@@ -139,9 +139,8 @@ async fn innocent(stage: &Stage, git: &GitServer) -> Repository {
 /// Kustomizations of the tenant, many at a time.
 async fn create(stage: &Stage, namespace: &str, objects: Vec<Value>) {
     let kustomizations = &api(&stage.surface.admin, "Kustomization", Some(namespace));
-    let create = |object: Value| async move {
-        kustomizations.create(&PostParams::default(), &typed(&object)).await.unwrap()
-    };
+    let create =
+        |object: Value| async move { make(kustomizations, &PostParams::default(), &object).await.unwrap() };
     let _: Vec<DynamicObject> = stream::iter(objects).map(create).buffer_unordered(8).collect().await;
 }
 
@@ -219,7 +218,7 @@ async fn silent() {
         let mut object = bare("GitRepository", Some(TENANT), &format!("silent-{number}"));
         let url = format!("http://{address}/{number}.git");
         object["spec"] = json!({ "url": url, "interval": "30s", "timeout": "60s" });
-        sources.create(&PostParams::default(), &typed(&object)).await.unwrap();
+        make(&sources, &PostParams::default(), &object).await.unwrap();
     }
     tokio::time::sleep(Duration::from_secs(5)).await;
     repository.push(&[("good/a.yaml", &redis("good", 1000))]).await.unwrap();

@@ -9,7 +9,7 @@ use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use product::{Product, tenants};
-use surface::{Surface, TENANT, api, eventually, kustomization, merge, refusal, typed};
+use surface::{Surface, TENANT, api, eventually, kustomization, make, merge, refusal};
 
 const EDIT: &str = "cozy:tenant-gitops:edit";
 const LABEL: &str = "rbac.cozystack.io/aggregate-to-tenant-super-admin";
@@ -74,7 +74,7 @@ async fn rights_come_with_the_enforcement_and_go_with_it() {
         &json!({ "metadata": { "labels": null }, "spec": { "serviceAccountName": null, "targetNamespace": null } }),
     );
     let dry = PostParams { dry_run: true, field_manager: None };
-    let made = api(&tenant, "Kustomization", Some(TENANT)).create(&dry, &typed(&plain)).await.unwrap();
+    let made = make(&api(&tenant, "Kustomization", Some(TENANT)), &dry, &plain).await.unwrap();
     assert_eq!(made.data["spec"]["serviceAccountName"], format!("{TENANT}-gitops"));
 
     // Each kind of enforcement, loosened in its own way; put back by the chart.

@@ -10,7 +10,7 @@ use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use surface::{
-    Surface, TENANT, api, bare, git_repository, kind, kustomization, merge, namespace, refusal, typed,
+    Surface, TENANT, api, bare, git_repository, kind, kustomization, make, merge, namespace, refusal,
 };
 
 /// The stamp by policy, no webhook: nobody answers one here.
@@ -19,7 +19,7 @@ const POLICIES: &[&str] = &["admission.mutation=policy", "admission.webhook.prun
 async fn create(client: &Client, object: &Value) -> Result<DynamicObject, String> {
     let api = api(client, kind(object), namespace(object));
     let parameters = PostParams { dry_run: kind(object) != "Redis", field_manager: None };
-    api.create(&parameters, &typed(object)).await.map_err(|error| refusal(&error).1)
+    make(&api, &parameters, object).await.map_err(|error| refusal(&error).1)
 }
 
 fn with(mut object: Value, patch: Value) -> Value {
@@ -209,7 +209,7 @@ async fn stamped(surface: &Surface, tenant: &Client) {
         "spec": { "interval": "5m", "prune": true, "sourceRef": { "kind": "GitRepository", "name": "a" } },
     });
     let kustomizations = api(tenant, "Kustomization", Some(TENANT));
-    let created = kustomizations.create(&PostParams::default(), &typed(&plain)).await.unwrap();
+    let created = make(&kustomizations, &PostParams::default(), &plain).await.unwrap();
     let labels = created.metadata.labels.clone().unwrap();
     assert_eq!(labels["sharding.fluxcd.io/key"], TENANT);
     assert_eq!(created.data["spec"]["serviceAccountName"], "tenant-foo-gitops");
@@ -298,7 +298,7 @@ async fn secrets(surface: &Surface, tenant: &Client) {
     let refused = secrets.get("postgres").await.map_err(|error| refusal(&error).1);
     assert_refused(refused, &["cannot get resource"], &json!("reading"));
     // Theirs, from beginning to end.
-    secrets.create(&PostParams::default(), &typed(&secret("gitops-mine", "Opaque"))).await.unwrap();
+    make(&secrets, &PostParams::default(), &secret("gitops-mine", "Opaque")).await.unwrap();
     let change = json!({ "stringData": { "a": "c" } });
     secrets.patch("gitops-mine", &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
     secrets.delete("gitops-mine", &DeleteParams::default()).await.unwrap();
@@ -315,10 +315,7 @@ async fn applications(surface: &Surface, tenant: &Client) {
     let create_really = |object: Value| {
         let applications = applications.clone();
         async move {
-            applications
-                .create(&PostParams::default(), &typed(&object))
-                .await
-                .map_err(|error| refusal(&error).1)
+            make(&applications, &PostParams::default(), &object).await.map_err(|error| refusal(&error).1)
         }
     };
     assert_refused(
@@ -333,7 +330,7 @@ async fn applications(surface: &Surface, tenant: &Client) {
     let redis = |name: &str| bare("Redis", Some(TENANT), name);
     let dry = PostParams { dry_run: true, field_manager: None };
     for client in [tenant, &surface.admin] {
-        let answer = api(client, "Redis", Some(TENANT)).create(&dry, &typed(&redis("a"))).await;
+        let answer = make(&api(client, "Redis", Some(TENANT)), &dry, &redis("a")).await;
         assert_refused(
             answer.map_err(|error| refusal(&error).1),
             &["[dry-run] dryRun", "--dry-run=client"],
@@ -341,17 +338,16 @@ async fn applications(surface: &Surface, tenant: &Client) {
         );
     }
     let account = surface.user("system:serviceaccount:tenant-foo:tenant-foo-gitops").await;
-    api(&account, "Redis", Some(TENANT)).create(&dry, &typed(&redis("a"))).await.unwrap();
+    make(&api(&account, "Redis", Some(TENANT)), &dry, &redis("a")).await.unwrap();
     let neighbour = surface.user("system:serviceaccount:tenant-bar:tenant-bar-gitops").await;
-    let answer = api(&neighbour, "Redis", Some(TENANT)).create(&dry, &typed(&redis("a"))).await;
+    let answer = make(&api(&neighbour, "Redis", Some(TENANT)), &dry, &redis("a")).await;
     assert_refused(
         answer.map_err(|error| refusal(&error).1),
         &["cannot create resource"],
         &json!("a neighbour"),
     );
-    let answer = api(&account, "GitOps", Some(TENANT))
-        .create(&PostParams::default(), &typed(&gitops("gitops", TENANT)))
-        .await;
+    let answer =
+        make(&api(&account, "GitOps", Some(TENANT)), &PostParams::default(), &gitops("gitops", TENANT)).await;
     assert_refused(
         answer.map_err(|error| refusal(&error).1),
         &["[application-kind] kind", "by hand"],
@@ -359,7 +355,7 @@ async fn applications(surface: &Surface, tenant: &Client) {
     );
     let labelled =
         with(redis("b"), json!({ "metadata": { "labels": { "sharding.fluxcd.io/key": "shard0" } } }));
-    let answer = api(&account, "Redis", Some(TENANT)).create(&PostParams::default(), &typed(&labelled)).await;
+    let answer = make(&api(&account, "Redis", Some(TENANT)), &PostParams::default(), &labelled).await;
     assert_refused(
         answer.map_err(|error| refusal(&error).1),
         &["[application-metadata] metadata"],
@@ -494,8 +490,7 @@ async fn fails_closed_without_the_webhook() {
     create(client, &kustomization("cozy-system", "platform")).await.unwrap();
     create(client, &git_repository(TENANT, "source")).await.unwrap();
     create(client, &bare("Secret", Some(TENANT), "gitops-a")).await.unwrap();
-    api(client, "Redis", Some(TENANT))
-        .create(&PostParams::default(), &typed(&bare("Redis", Some(TENANT), "r")))
+    make(&api(client, "Redis", Some(TENANT)), &PostParams::default(), &bare("Redis", Some(TENANT), "r"))
         .await
         .unwrap();
     let change = json!({ "spec": { "replicas": 2 } });

@@ -10,7 +10,7 @@ use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use product::{Product, Stage};
-use surface::{Surface, api, bare, git_repository, helm, kustomization, refusal, repository, typed};
+use surface::{Surface, api, bare, git_repository, helm, kustomization, make, refusal, repository};
 
 fn redis(name: &str) -> String {
     format!("apiVersion: apps.cozystack.io/v1alpha1\nkind: Redis\nmetadata: {{name: {name}}}\nspec: {{}}\n")
@@ -84,7 +84,7 @@ async fn a_source_of_the_application_becomes_applications_and_ends_as_it_says() 
         bare("Secret", Some(&longest), "gitops-own"),
     ] {
         let objects = api(&owner, surface::kind(&object), Some(&longest));
-        let refused = objects.create(&PostParams::default(), &typed(&object)).await.unwrap_err();
+        let refused = make(&objects, &PostParams::default(), &object).await.unwrap_err();
         assert_eq!(refusal(&refused).0, 403, "{refused}");
     }
     let refused = kustomizations.delete(&name, &Default::default()).await.unwrap_err();

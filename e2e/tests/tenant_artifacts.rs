@@ -15,7 +15,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use product::{Stage, source};
-use surface::{Surface, TENANT, api, bare, typed};
+use surface::{Surface, TENANT, api, bare, make};
 
 fn redis(name: &str, replicas: u32) -> String {
     format!(
@@ -293,7 +293,7 @@ async fn unsigned_and_rewritten_history_leaves_what_was_good() {
     let mut keys = bare("Secret", Some(TENANT), "gitops-authors");
     keys["stringData"] = json!({ "author.asc": author });
     let secrets = api(&tenant, "Secret", Some(TENANT));
-    secrets.create(&PostParams::default(), &typed(&keys)).await.unwrap();
+    make(&secrets, &PostParams::default(), &keys).await.unwrap();
 
     go_to("refs/fixture/tags/signed-1").await;
     let verify = json!({ "verify": { "mode": "HEAD", "secretRef": { "name": "gitops-authors" } } });

@@ -12,7 +12,9 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-use surface::{Surface, TENANT, api, bare, documents, git_repository, kustomization, merge, refusal, typed};
+use surface::{
+    Surface, TENANT, api, apply, bare, documents, git_repository, kustomization, make, merge, refusal, typed,
+};
 
 /// What is there to stop an attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,8 +223,8 @@ async fn act(
     merge(&mut object, &case.patch());
     let dry = |on: bool| PostParams { dry_run: on, field_manager: None };
     let answer = match verb {
-        "create" => api.create(&dry(false), &typed(&object)).await.map(Some),
-        "dry-create" => api.create(&dry(true), &typed(&object)).await.map(Some),
+        "create" => make(api, &dry(false), &object).await.map(Some),
+        "dry-create" => make(api, &dry(true), &object).await.map(Some),
         "update" => {
             let admins = surface::api(&surface.admin, case.kind(), case.namespace());
             if let Ok(stored) = admins.get(name).await {
@@ -254,7 +256,7 @@ async fn act(
         }
         "apply" => {
             let parameters = PatchParams::apply("somebody").force();
-            api.patch(name, &parameters, &Patch::Apply(object)).await.map(Some)
+            apply(api, &parameters, &object).await.map(Some)
         }
         "delete" => api.delete(name, &DeleteParams::default()).await.map(|_| None),
         "dry-delete" => {
@@ -369,7 +371,7 @@ async fn is_stamped(surface: &Surface) -> bool {
     let mut object = kustomization("tenant-bar", "probe");
     merge(&mut object, &json!({ "spec": { "deletionPolicy": null } }));
     let dry = PostParams { dry_run: true, field_manager: None };
-    let answer = api(&surface.admin, "Kustomization", Some("tenant-bar")).create(&dry, &typed(&object)).await;
+    let answer = make(&api(&surface.admin, "Kustomization", Some("tenant-bar")), &dry, &object).await;
     answer.is_ok_and(|object| object.data["spec"]["deletionPolicy"] == "Orphan")
 }
 

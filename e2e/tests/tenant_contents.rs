@@ -10,7 +10,7 @@ use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use product::Stage;
-use surface::{Surface, TENANT, api, kustomization, merge, typed};
+use surface::{Surface, TENANT, api, kustomization, make, merge};
 
 /// Directory, its files (name and text), and what the tenant is told.
 type Directory = (&'static str, Vec<(&'static str, String)>, &'static str);
@@ -169,7 +169,7 @@ async fn nothing_in_a_repository_reaches_further_than_the_tenants_own_applicatio
         &json!({ "spec": { "url": repository.url(), "interval": "2s", "ref": { "branch": "main" } } }),
     );
     let sources = api(&tenant, "GitRepository", Some(TENANT));
-    sources.create(&PostParams::default(), &typed(&source)).await.unwrap();
+    make(&sources, &PostParams::default(), &source).await.unwrap();
     let kustomizations = api(&tenant, "Kustomization", Some(TENANT));
     for (name, _) in cases.iter().chain([&("good", "")]) {
         let mut object = kustomization(TENANT, name);
@@ -177,7 +177,7 @@ async fn nothing_in_a_repository_reaches_further_than_the_tenants_own_applicatio
             &mut object,
             &json!({ "spec": { "path": format!("./{name}"), "interval": "10s", "retryInterval": "10s", "timeout": "20s" } }),
         );
-        kustomizations.create(&PostParams::default(), &typed(&object)).await.unwrap();
+        make(&kustomizations, &PostParams::default(), &object).await.unwrap();
     }
     eventually("the repository to be fetched", async || {
         let told = stage.get("gitrepository", TENANT, "apps").await.unwrap_or_default();

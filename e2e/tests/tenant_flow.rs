@@ -14,7 +14,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 use product::{Product, Stage, source, tenants};
-use surface::{Surface, TENANT, api, bare, refusal, typed};
+use surface::{Surface, TENANT, api, bare, make, refusal};
 
 fn redis(name: &str, replicas: u32) -> String {
     format!(
@@ -38,7 +38,7 @@ async fn secret(client: &Client, namespace: &str, name: &str, data: Value) {
     let mut object = bare("Secret", Some(namespace), name);
     object["stringData"] = data;
     let secrets = api(client, "Secret", Some(namespace));
-    secrets.create(&PostParams::default(), &typed(&object)).await.unwrap();
+    make(&secrets, &PostParams::default(), &object).await.unwrap();
     let refused = secrets.get(name).await.unwrap_err();
     assert_eq!(refusal(&refused).0, 403, "{refused}");
 }

@@ -17,7 +17,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, PostParams};
 use serde_json::json;
 
 use product::{Product, Stage, source, tenants};
-use surface::{Surface, TENANT, api, git_repository, kustomization, refusal, typed};
+use surface::{Surface, TENANT, api, git_repository, kustomization, make, refusal, typed};
 
 fn redis(name: &str, replicas: u32) -> String {
     format!(
@@ -309,7 +309,7 @@ async fn a_flood_is_refused_and_others_write_on() {
     let [tenant, other] = [stage.surface.user("tenant").await, stage.surface.user("other-tenant").await];
     // The quota is there with the first Kustomization, and is counted once the control plane has seen it.
     let kustomizations = api(&tenant, "Kustomization", Some(TENANT));
-    kustomizations.create(&PostParams::default(), &typed(&kustomization(TENANT, "first"))).await.unwrap();
+    make(&kustomizations, &PostParams::default(), &kustomization(TENANT, "first")).await.unwrap();
     let used = async || {
         let quota = stage.get("resourcequota", TENANT, "gitops-sources").await.unwrap_or_default();
         let used = &quota["status"]["used"]["count/kustomizations.kustomize.toolkit.fluxcd.io"];
@@ -327,7 +327,7 @@ async fn a_flood_is_refused_and_others_write_on() {
         let name = format!("beside-{writes}");
         let asked = Instant::now();
         let sources = api(&other, "GitRepository", Some("tenant-bar"));
-        sources.create(&PostParams::default(), &typed(&git_repository("tenant-bar", &name))).await.unwrap();
+        make(&sources, &PostParams::default(), &git_repository("tenant-bar", &name)).await.unwrap();
         sources.delete(&name, &DeleteParams::default()).await.unwrap();
         slowest = slowest.max(asked.elapsed());
         writes += 1;
@@ -349,10 +349,8 @@ async fn a_flood_is_refused_and_others_write_on() {
     assert!(writes > 3, "{told}");
     assert!(used().await.is_some_and(|used| used <= 50));
     // Who is refused is told what holds.
-    let refused = kustomizations
-        .create(&PostParams::default(), &typed(&kustomization(TENANT, "one-more")))
-        .await
-        .unwrap_err();
+    let refused =
+        make(&kustomizations, &PostParams::default(), &kustomization(TENANT, "one-more")).await.unwrap_err();
     let (_, message) = refusal(&refused);
     assert!(message.contains("exceeded quota: gitops-sources") && message.contains("limited"), "{message}");
     // The product goes on.

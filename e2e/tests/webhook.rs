@@ -12,7 +12,7 @@ use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use product::{SECRET, Webhook};
 use serde_json::{Value, json};
-use surface::{Surface, TENANT, api, bare, git_repository, kustomization, merge, refusal, typed};
+use surface::{Surface, TENANT, api, apply, bare, git_repository, kustomization, make, merge, refusal};
 
 const VALUES: &[&str] = &["admission.mutation=webhook", "admission.webhook.timeoutSeconds=10"];
 
@@ -42,8 +42,7 @@ fn assert_stamped(object: &kube::api::DynamicObject) {
 async fn answered(client: &Client) {
     surface::eventually("the webhook stamps", || async {
         let parameters = PostParams { dry_run: true, field_manager: None };
-        let created =
-            api(client, "Kustomization", Some(TENANT)).create(&parameters, &typed(&plain("probe"))).await;
+        let created = make(&api(client, "Kustomization", Some(TENANT)), &parameters, &plain("probe")).await;
         created.is_ok_and(|object| object.metadata.labels.is_some())
     })
     .await;
@@ -64,7 +63,7 @@ async fn every_way_of_writing_is_stamped_and_what_keeps_it_so_is_put_back() {
     answered(&tenant).await;
     let kustomizations = api(&tenant, "Kustomization", Some(TENANT));
 
-    assert_stamped(&kustomizations.create(&PostParams::default(), &typed(&plain("a"))).await.unwrap());
+    assert_stamped(&make(&kustomizations, &PostParams::default(), &plain("a")).await.unwrap());
     // Removed and changed, by each kind of patch and by replacing.
     let merge_patch = json!({ "metadata": { "labels": null }, "spec": { "serviceAccountName": "default" } });
     let patched = kustomizations.patch("a", &PatchParams::default(), &Patch::Merge(merge_patch)).await;
@@ -80,13 +79,13 @@ async fn every_way_of_writing_is_stamped_and_what_keeps_it_so_is_put_back() {
     replaced.metadata.labels = None;
     replaced.data["spec"]["deletionPolicy"] = Value::Null;
     assert_stamped(&kustomizations.replace("a", &PostParams::default(), &replaced).await.unwrap());
-    let apply = PatchParams::apply("tenant").force();
-    let applied = kustomizations.patch("a", &apply, &Patch::Apply(plain("a"))).await.unwrap();
+    let by = PatchParams::apply("tenant").force();
+    let applied = apply(&kustomizations, &by, &plain("a")).await.unwrap();
     assert_stamped(&applied);
-    let applied = kustomizations.patch("b", &apply, &Patch::Apply(plain("b"))).await.unwrap();
+    let applied = apply(&kustomizations, &by, &plain("b")).await.unwrap();
     assert_stamped(&applied);
     // Applying it again changes nothing: the stamp is no fight between owners.
-    let again = kustomizations.patch("b", &apply, &Patch::Apply(plain("b"))).await.unwrap();
+    let again = apply(&kustomizations, &by, &plain("b")).await.unwrap();
     assert_eq!(again.metadata.generation, applied.metadata.generation);
 
     // What somebody changes is put back.
@@ -116,10 +115,10 @@ async fn every_way_of_writing_is_stamped_and_what_keeps_it_so_is_put_back() {
     let port = webhook.port;
     webhook.stop(surface.cluster()).await;
     let parameters = PostParams { dry_run: true, field_manager: None };
-    let refused = kustomizations.create(&parameters, &typed(&plain("c"))).await.unwrap_err();
+    let refused = make(&kustomizations, &parameters, &plain("c")).await.unwrap_err();
     assert!(refusal(&refused).1.contains("kustomizations.gitops.cozystack.io"), "{refused}");
     let repositories = api(&tenant, "GitRepository", Some(TENANT));
-    repositories.create(&PostParams::default(), &typed(&git_repository(TENANT, "s"))).await.unwrap();
+    make(&repositories, &PostParams::default(), &git_repository(TENANT, "s")).await.unwrap();
     let webhook = Webhook::start_at(&surface, Rotation::default(), port).await;
     answered(&tenant).await;
     webhook.stop(surface.cluster()).await;
@@ -151,7 +150,7 @@ async fn certificates_change_under_load_and_no_request_is_refused() {
     while bundles.len() < 6 || begin.elapsed() < Duration::from_secs(40) {
         assert!(begin.elapsed() < 3 * surface::LONG, "{} bundles", bundles.len());
         let object = plain(&format!("r{requests}"));
-        let created = kustomizations.create(&parameters, &typed(&object)).await;
+        let created = make(&kustomizations, &parameters, &object).await;
         let created = created.unwrap_or_else(|error| panic!("after {:?}: {error}", begin.elapsed()));
         assert!(created.metadata.labels.is_some());
         requests += 1;
@@ -197,7 +196,7 @@ async fn the_guard_of_package_fields_refuses_what_takes_them_from_the_chart() {
     };
     let by_helm = PostParams { field_manager: Some("helm-controller".to_owned()), ..PostParams::default() };
     let packages = api(&surface.admin, "Package", None);
-    packages.create(&by_helm, &typed(&package(3))).await.unwrap();
+    make(&packages, &by_helm, &package(3)).await.unwrap();
     let account = surface.user("system:serviceaccount:cozy-system:cozystack-customizer").await;
     let by_account = api(&account, "Package", None);
     let force = PatchParams { dry_run: true, ..PatchParams::apply("kustomize-controller").force() };
@@ -226,7 +225,7 @@ async fn the_guard_of_package_fields_refuses_what_takes_them_from_the_chart() {
     by_account.patch("cozystack.linstor", &dry, &Patch::Merge(&other)).await.unwrap();
     let mut own = bare("Package", None, "cozystack.own");
     own["spec"] = json!({ "variant": "default" });
-    packages.create(&PostParams::default(), &typed(&own)).await.unwrap();
+    make(&packages, &PostParams::default(), &own).await.unwrap();
     own["spec"] = json!({ "variant": "other" });
     by_account.patch("cozystack.own", &force, &Patch::Apply(own)).await.unwrap();
     // Others are not asked about.

@@ -258,7 +258,7 @@ impl Stage {
 
 /// What a tenant writes: a GitRepository and a Kustomization of one name, as little as there has to be.
 pub(crate) async fn source(client: &Client, namespace: &str, name: &str, url: &str, changes: [Value; 2]) {
-    use crate::surface::{api, merge, typed};
+    use crate::surface::{api, kind, make, merge};
     let [of_repository, of_kustomization] = changes;
     let mut repository = json!({
         "apiVersion": "source.toolkit.fluxcd.io/v1", "kind": "GitRepository",
@@ -276,11 +276,8 @@ pub(crate) async fn source(client: &Client, namespace: &str, name: &str, url: &s
     });
     merge(&mut kustomization, &json!({ "spec": of_kustomization }));
     for object in [repository, kustomization] {
-        let kind = crate::surface::kind(&object);
+        let kind = kind(&object);
         let objects = api(client, kind, Some(namespace));
-        objects
-            .create(&PostParams::default(), &typed(&object))
-            .await
-            .unwrap_or_else(|e| panic!("{kind}: {e}"));
+        make(&objects, &PostParams::default(), &object).await.unwrap_or_else(|e| panic!("{kind}: {e}"));
     }
 }

@@ -112,6 +112,47 @@ pub(crate) fn api(client: &Client, kind: &str, namespace: Option<&str>) -> Api<D
     }
 }
 
+/// Creates an object as a client of the field does: see [`counted`].
+pub(crate) async fn make(
+    api: &Api<DynamicObject>,
+    parameters: &PostParams,
+    object: &Value,
+) -> kube::Result<DynamicObject> {
+    let object = typed(object);
+    counted(|| api.create(parameters, &object)).await
+}
+
+/// Writes by server-side apply as a client of the field does: see [`counted`].
+pub(crate) async fn apply(
+    api: &Api<DynamicObject>,
+    parameters: &PatchParams,
+    object: &Value,
+) -> kube::Result<DynamicObject> {
+    let name = object["metadata"]["name"].as_str().unwrap();
+    let object = Patch::Apply(object);
+    counted(|| api.patch(name, parameters, &object)).await
+}
+
+/// Writes again while the API server could not count the write: its quota admission answers with a conflict about
+/// the ResourceQuota when the quota's own controller kept writing the same count, which says nothing of the object.
+async fn counted<F: Future<Output = kube::Result<DynamicObject>>>(
+    write: impl Fn() -> F,
+) -> kube::Result<DynamicObject> {
+    let begin = Instant::now();
+    loop {
+        match write().await {
+            Err(Error::Api(status))
+                if status.code == 409
+                    && status.details.as_ref().is_some_and(|details| details.kind == "resourcequotas")
+                    && begin.elapsed() < LONG =>
+            {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            answer => return answer,
+        }
+    }
+}
+
 /// A Kustomization that breaks no rule.
 pub(crate) fn kustomization(namespace: &str, name: &str) -> Value {
     json!({
@@ -320,7 +361,7 @@ impl Surface {
     async fn dry_create(&self, object: &Value) -> Result<DynamicObject, (u16, String)> {
         let parameters = PostParams { dry_run: true, field_manager: None };
         let api = api(&self.admin, kind(object), namespace(object));
-        api.create(&parameters, &typed(object)).await.map_err(|error| refusal(&error))
+        make(&api, &parameters, object).await.map_err(|error| refusal(&error))
     }
 
     /// Labels the roles, which is the operator's part once it has seen the enforcement, and waits for the effect.
@@ -353,16 +394,14 @@ impl Surface {
 
     /// Applies an object with all rights.
     pub(crate) async fn apply(&self, object: &Value) {
-        let name = object["metadata"]["name"].as_str().unwrap();
-        let parameters = PatchParams::apply("test").force();
         let api = api(&self.admin, kind(object), namespace(object));
-        api.patch(name, &parameters, &Patch::Apply(object)).await.unwrap();
+        apply(&api, &PatchParams::apply("test").force(), object).await.unwrap();
     }
 
     /// Creates an object with all rights.
     pub(crate) async fn create(&self, object: &Value) -> DynamicObject {
         let api = api(&self.admin, kind(object), namespace(object));
-        api.create(&PostParams::default(), &typed(object)).await.unwrap()
+        make(&api, &PostParams::default(), object).await.unwrap()
     }
 
     /// Deletes an object with all rights, if it is there.
