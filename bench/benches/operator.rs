@@ -17,7 +17,7 @@ use kube::Client;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use cozy_testenv::Cluster;
+use cozy_testenv::{Cluster, free_ports};
 use operator_support::{api, component, get, list, prepare, put, shared, source};
 
 /// Recorded of the Go operator (shared/data/golden/FIGURES.md): settled s, CPU s, writes, peak MB; restart s, writes.
@@ -75,7 +75,7 @@ impl Drop for Process {
 
 impl Process {
     fn start(cluster: &Cluster) -> Self {
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let [port] = free_ports().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
             .env("KUBECONFIG", cluster.admin_kubeconfig().unwrap())
             .env(OPERATOR, port.to_string())

@@ -9,7 +9,7 @@ use std::path::Path;
 use cozy_e2e::rbac::{differences, granted, used};
 use cozy_operator::{Beside, Config, PlatformSource};
 use cozy_server::{Certificates, Own, Rotation, Server};
-use cozy_testenv::{Cluster, SourceWatcher};
+use cozy_testenv::{Cluster, SourceWatcher, free_ports};
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
@@ -46,7 +46,7 @@ async fn the_operators_rights_are_those_that_it_uses() {
     // With the rights of the chart alone; the CRDs are there to be applied, one of them is not.
     delete_crd(&cluster).await;
     let client = account(&cluster, VALUES).await;
-    let (health, metrics) = (free_port(), free_port());
+    let [health, metrics] = free_ports().unwrap();
     let config = Config {
         install_crds: true,
         leader_elect: true,
@@ -107,10 +107,6 @@ async fn the_operators_rights_are_those_that_it_uses() {
     assert_eq!(refused(&cluster, ACCOUNT), Vec::<String>::new());
     answering.abort();
     reconciling.abort();
-}
-
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 async fn delete_crd(cluster: &Cluster) {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use cozy_testenv::{Cluster, Process};
+use cozy_testenv::{Cluster, Process, free_ports};
 use futures::StreamExt as _;
 use kube::Client;
 use kube::api::{Patch, PatchParams};
@@ -25,7 +25,7 @@ use operator_support::{
 
 /// The operator as a process; its metrics port.
 fn operator(cluster: &Cluster, name: &str, kubeconfig: &PathBuf, more: &[&str]) -> (Process, u16) {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let [port] = free_ports().unwrap();
     let mut command = Command::new(assert_cmd::cargo::cargo_bin("cozy-gitops"));
     command
         .env("KUBECONFIG", kubeconfig)

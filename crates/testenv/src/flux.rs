@@ -24,7 +24,7 @@ impl Flux {
     /// When a controller cannot be started.
     pub async fn start(cluster: &Cluster) -> anyhow::Result<Self> {
         cluster.apply(ACCOUNTS).await?;
-        let [artifacts, health_a, health_b, metrics_a, metrics_b] = free_ports()?;
+        let [artifacts] = free_ports()?;
         let source_controller = spawn(
             cluster,
             "source-controller",
@@ -33,21 +33,10 @@ impl Flux {
                 format!("--storage-path={}", storage(cluster)?.display()),
                 format!("--storage-addr=127.0.0.1:{artifacts}"),
                 format!("--storage-adv-addr=127.0.0.1:{artifacts}"),
-                format!("--health-addr=127.0.0.1:{health_a}"),
-                format!("--metrics-addr=127.0.0.1:{metrics_a}"),
             ],
         )
         .await?;
-        let kustomize_controller = spawn(
-            cluster,
-            "kustomize-controller",
-            &[
-                SELECTOR.to_owned(),
-                format!("--health-addr=127.0.0.1:{health_b}"),
-                format!("--metrics-addr=127.0.0.1:{metrics_b}"),
-            ],
-        )
-        .await?;
+        let kustomize_controller = spawn(cluster, "kustomize-controller", &[SELECTOR.to_owned()]).await?;
         Ok(Self { source_controller, kustomize_controller, artifacts })
     }
 
@@ -91,6 +80,8 @@ async fn spawn(cluster: &Cluster, name: &str, arguments: &[String]) -> anyhow::R
             .args(arguments)
             .args([
                 "--events-addr=",
+                "--health-addr=127.0.0.1:0",
+                "--metrics-addr=127.0.0.1:0",
                 "--enable-leader-election=false",
                 "--log-level=info",
                 "--watch-all-namespaces=true",

@@ -5,6 +5,7 @@
 //! removes the directory. So nothing is left behind after success, a panic, Ctrl-C or `kill -9`.
 
 use std::fs::File;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -185,12 +186,24 @@ impl Drop for Process {
     }
 }
 
-/// Ports that are free now. They may be taken a moment later; whoever uses them tries again.
-pub(crate) fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
+/// Ports that nobody listens on now, for a program that has to be told where to listen. They lie below those that the
+/// system gives to clients, so that only another caller at the same moment could take one before the program does.
+///
+/// # Errors
+/// When none is found.
+pub fn free_ports<const N: usize>() -> anyhow::Result<[u16; N]> {
+    const OPEN: std::ops::Range<u16> = 10_000..32_000;
     let mut listeners = Vec::with_capacity(N);
     let mut ports = [0; N];
     for port in &mut ports {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+        let random = RandomState::new();
+        let listener = (0..100_u8)
+            .find_map(|attempt| {
+                let offset = random.hash_one(attempt) % u64::from(OPEN.end - OPEN.start);
+                let candidate = OPEN.start + u16::try_from(offset).ok()?;
+                std::net::TcpListener::bind(("127.0.0.1", candidate)).ok()
+            })
+            .context("no free port found")?;
         *port = listener.local_addr()?.port();
         listeners.push(listener);
     }

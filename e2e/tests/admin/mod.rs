@@ -128,7 +128,13 @@ pub(crate) async fn applied(cluster: &Cluster, commit: &str) -> Result<Value> {
         Ok(done.then_some(object))
     })
     .await
-    .with_context(|| format!("status: {}", last.borrow()["status"]))
+    .with_context(|| {
+        let log = std::fs::read(cluster.dir().join("source-controller.log")).unwrap_or_default();
+        let log = String::from_utf8_lossy(&log).into_owned();
+        let lines: Vec<&str> = log.lines().collect();
+        let end = lines.get(lines.len().saturating_sub(20)..).unwrap_or_default().join("\n");
+        format!("status: {}\nsource-controller says in the end:\n{end}", last.borrow()["status"])
+    })
 }
 
 /// Waits until the Kustomization has failed on a commit; gives reason and message.

@@ -28,17 +28,13 @@ pub(crate) struct Operator {
     pub(crate) health: u16,
 }
 
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 impl Operator {
     pub(crate) fn start(client: Client) -> Self {
         Self::with(client, Config::default())
     }
 
     pub(crate) fn with(client: Client, config: Config) -> Self {
-        let (metrics, health) = (free_port(), free_port());
+        let [metrics, health] = cozy_testenv::free_ports().unwrap();
         let config = Config {
             metrics_bind_address: format!("127.0.0.1:{metrics}"),
             health_probe_bind_address: format!("127.0.0.1:{health}"),

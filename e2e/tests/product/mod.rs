@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use cozy_operator::{Beside, Config, Tenants};
 use cozy_server::{Certificates, Own, Rotation, Server};
-use cozy_testenv::{Cluster, Flux, Kubelet, eventually};
+use cozy_testenv::{Cluster, Flux, Kubelet, eventually, free_ports};
 use kube::Client;
 use kube::api::PostParams;
 use serde_json::{Value, json};
@@ -26,10 +26,6 @@ pub(crate) struct Product {
     port: u16,
 }
 
-fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 /// What the chart's values say, as far as tests change it.
 pub(crate) fn tenants() -> Tenants {
     let mut tenants = Tenants::default();
@@ -40,7 +36,7 @@ pub(crate) fn tenants() -> Tenants {
 impl Product {
     pub(crate) async fn start(cluster: &Cluster, tenants: Tenants) -> Self {
         let client = cluster.service_account_client("cozy-system", "cozy-gitops").await.unwrap();
-        let (metrics, health) = (free_port(), free_port());
+        let [metrics, health] = free_ports().unwrap();
         let webhook = cozy_server::Config {
             bind: ([0, 0, 0, 0], 0).into(),
             certificates: Certificates::Own(Own {

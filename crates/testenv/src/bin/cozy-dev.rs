@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use cozy_testenv::{
-    Cluster, Flux, GitServer, Kubelet, Repository, SourceWatcher, cache, eventually, program,
+    Cluster, Flux, GitServer, Kubelet, Repository, SourceWatcher, cache, eventually, free_ports, program,
 };
 use serde_json::{Value, json};
 
@@ -309,14 +309,12 @@ async fn install_operator(cluster: &Cluster) -> anyhow::Result<Kubelet> {
         "network": { "cilium": { "enabled": false }, "networkPolicy": { "enabled": true } },
     });
     helm(cluster, "cozy-gitops", "cozy-gitops", &["--values", &operator.display().to_string()], &values)?;
-    let port =
-        || -> anyhow::Result<u16> { Ok(std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port()) };
-    let webhook = port()?;
+    let [metrics, health, webhook] = free_ports()?;
     cluster.map_endpoint("cozy-system", "cozy-gitops", "webhook", webhook).await?;
     Ok(Kubelet::builder(cluster, "cozy-system")
         .program("cozy-gitops", product)
-        .map(format!("=:{METRICS}"), format!("=127.0.0.1:{}", port()?))
-        .map(format!("=:{HEALTH}"), format!("=127.0.0.1:{}", port()?))
+        .map(format!("=:{METRICS}"), format!("=127.0.0.1:{metrics}"))
+        .map(format!("=:{HEALTH}"), format!("=127.0.0.1:{health}"))
         .map(format!("=:{WEBHOOK}"), format!("=0.0.0.0:{webhook}"))
         .start())
 }
