@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use cozy_core::tenant::QUOTA;
 use cozy_server::Rotation;
 use kube::Client;
 use kube::api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -97,6 +98,8 @@ async fn routing_holds_while_replicas_move() {
         }
     }
     surface.unenforced().await;
+    // It counts deletions late, so that so many writes would soon be refused for nothing of their own.
+    surface.delete("ResourceQuota", Some(TENANT), QUOTA).await;
 
     let over = Arc::new(AtomicBool::new(false));
     let mut attackers = Vec::new();
