@@ -128,6 +128,16 @@ async fn fields(tenant: &Client) {
             "gitops-",
         ),
         (
+            json!({ "postBuild": { "substituteFrom": [{ "kind": "Secret", "name": "gitops-../postgres" }] } }),
+            "[kustomization-substitute] spec.postBuild.substituteFrom",
+            "gitops-",
+        ),
+        (
+            json!({ "decryption": { "provider": "sops", "secretRef": { "name": "gitops-/../postgres" } } }),
+            "[kustomization-decryption] spec.decryption",
+            "gitops-",
+        ),
+        (
             json!({ "decryption": { "provider": "sops", "secretRef": { "name": "postgres" } } }),
             "[kustomization-decryption] spec.decryption",
             "gitops-",
@@ -158,6 +168,12 @@ async fn fields(tenant: &Client) {
         (json!({ "provider": "aws", "serviceAccountName": "x" }), "[git-provider] spec.provider", "generic"),
         (json!({ "proxySecretRef": { "name": "gitops-proxy" } }), "[git-proxy] spec.proxySecretRef", "leave"),
         (json!({ "secretRef": { "name": "postgres" } }), "[git-secret] spec.secretRef.name", "gitops-"),
+        (json!({ "secretRef": { "name": "gitops-" } }), "[git-secret] spec.secretRef.name", "gitops-"),
+        (
+            json!({ "secretRef": { "name": "gitops-../postgres" } }),
+            "[git-secret] spec.secretRef.name",
+            "gitops-",
+        ),
         (
             json!({ "verify": { "secretRef": { "name": "postgres" } } }),
             "[git-verify] spec.verify.secretRef.name",
