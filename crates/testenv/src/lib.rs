@@ -37,7 +37,7 @@ pub use cluster::{Cluster, ClusterBuilder};
 pub use flux::Flux;
 pub use git::{GitServer, Repository};
 pub use kubelet::{Kubelet, KubeletBuilder};
-pub use process::{Process, Supervisor, cache, free_ports, program};
+pub use process::{Process, Supervisor, cache, free_ports, program, tail};
 pub use source_watcher::SourceWatcher;
 
 use std::time::Duration;

@@ -143,9 +143,7 @@ impl Process {
     /// The last lines of its log.
     #[must_use]
     pub fn log_tail(&self) -> String {
-        let text = self.log();
-        let lines: Vec<&str> = text.lines().collect();
-        lines.get(lines.len().saturating_sub(25)..).unwrap_or_default().join("\n")
+        tail(&self.log())
     }
 
     /// Its whole log.
@@ -184,6 +182,13 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The last lines of a log.
+#[must_use]
+pub fn tail(log: &str) -> String {
+    let lines: Vec<&str> = log.lines().collect();
+    lines.get(lines.len().saturating_sub(25)..).unwrap_or_default().join("\n")
 }
 
 /// Ports that nobody listens on now, for a program that has to be told where to listen. They lie below those that the

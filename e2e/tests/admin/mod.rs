@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
-use cozy_testenv::{Cluster, eventually, program};
+use cozy_testenv::{Cluster, eventually, program, tail};
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
@@ -130,9 +130,7 @@ pub(crate) async fn applied(cluster: &Cluster, commit: &str) -> Result<Value> {
     .await
     .with_context(|| {
         let log = std::fs::read(cluster.dir().join("source-controller.log")).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log).into_owned();
-        let lines: Vec<&str> = log.lines().collect();
-        let end = lines.get(lines.len().saturating_sub(20)..).unwrap_or_default().join("\n");
+        let end = tail(&String::from_utf8_lossy(&log));
         format!("status: {}\nsource-controller says in the end:\n{end}", last.borrow()["status"])
     })
 }

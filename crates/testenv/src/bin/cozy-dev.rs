@@ -12,6 +12,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use cozy_testenv::{
     Cluster, Flux, GitServer, Kubelet, Repository, SourceWatcher, cache, eventually, free_ports, program,
+    tail,
 };
 use serde_json::{Value, json};
 
@@ -199,7 +200,7 @@ async fn start() -> anyhow::Result<Parts> {
         bail!(
             "{error:#}\n{}\nthe end of the operator's log:\n{}\nof source-controller's:\n{}\nof kustomize-controller's:\n{}",
             cluster.kubectl(&["get", "gitrepositories,kustomizations,packages,packagevalues", "-A"]).await?,
-            end(&kubelet.log("cozy-gitops").await),
+            tail(&kubelet.log("cozy-gitops").await),
             flux.source_controller().log_tail(),
             flux.kustomize_controller().log_tail(),
         );
@@ -212,7 +213,7 @@ async fn start() -> anyhow::Result<Parts> {
         let told = cluster.kubectl(&["get", "gitrepositories,kustomizations,redises", "-n", TENANT]).await?;
         bail!(
             "{error:#}\n{told}\nthe end of the operator's log:\n{}",
-            end(&kubelet.log("cozy-gitops").await)
+            tail(&kubelet.log("cozy-gitops").await)
         );
     }
     let state = json!({
@@ -233,12 +234,6 @@ async fn start() -> anyhow::Result<Parts> {
         _git: git,
         _cluster: cluster,
     })
-}
-
-/// The last lines of a log.
-fn end(log: &str) -> String {
-    let lines: Vec<&str> = log.lines().collect();
-    lines.get(lines.len().saturating_sub(25)..).unwrap_or_default().join("\n")
 }
 
 /// A file of the work tree.

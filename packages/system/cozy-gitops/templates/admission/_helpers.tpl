@@ -51,6 +51,12 @@ spec:
 {{- end }}
 {{- end }}
 
+{{- /* What a tenant's objects may refer to by name, as a pattern of CEL: the catalog application's schema asks for the
+       same. The whole name, since one such as gitops-../x begins well too. */}}
+{{- define "cozy-gitops.admission.reference" -}}
+'^gitops-[a-z0-9]([a-z0-9.-]*[a-z0-9])?$'
+{{- end }}
+
 {{- /* The bounds of a duration. What the pattern lets through cannot overflow, so that the message is always this one. */}}
 {{- define "cozy-gitops.admission.duration" -}}
 expression: >-
